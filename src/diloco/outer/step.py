@@ -1,0 +1,104 @@
+"""The outer step: from (anchor, outer state, contributions) to the next anchor and state.
+
+`outer_step` is the whole of it as a pure function; `OuterState` and `TorchState` apply the same arithmetic in place and slice by slice, so
+that a sync of a large model needs no second copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from diloco.outer.flat import Flat
+from diloco.outer.optimizers import OuterOptimizer, State, Torch
+from diloco.outer.rates import rate_at
+
+def merged(contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """The weighted outer gradient: SUM in replica order, then divide by the number that take part.
+
+    `weights` have mean 1 over the replicas that take part and are 0 for the others.
+    """
+    parts = [c if w == 1.0 else c * w for c, w in zip(contributions, weights, strict=True) if w]
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total / len(parts)
+
+
+def outer_step(
+    outer: OuterOptimizer, anchor: Tensor, state: State, contributions: Sequence[Tensor], weights: Sequence[float], round: int
+) -> tuple[Tensor, State]:
+    """One outer step over flat tensors of equal length; `round` counts outer steps from 1. Changes none of its arguments."""
+    direction, state = outer.update(merged(contributions, weights), state, round)
+    lr = rate_at(outer.lr, round)
+    if outer.clip is not None:
+        lr *= clip_scale(lr * torch.linalg.vector_norm(direction).item(), outer.clip)
+    return anchor.add(direction, alpha=-lr), state
+
+
+def clip_scale(norm: float, bound: float) -> float:
+    """The factor that brings an update of this norm down to the bound."""
+    return min(1.0, bound / norm) if norm > 0 else 1.0
+
+
+class OuterState:
+    """An outer optimizer with its state for one flat anchor, which it moves in place.
+
+    `whole` says that `advance` must be given the complete gradient at once: clipping needs the norm of the update first.
+    """
+
+    def __init__(self, outer: OuterOptimizer, anchor: Tensor) -> None:
+        self.outer, self.anchor = outer, anchor
+        self.tensors = outer.init(anchor)
+        self.whole = outer.clip is not None
+
+    def lr(self, round: int) -> float:
+        return rate_at(self.outer.lr, round)
+
+    def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> Tensor:
+        """Applies the merged outer gradient of [lo, hi); returns the squared norm of the update (0-dim, so that a GPU need not wait)."""
+        lr, state = self.lr(round), {k: v[lo:hi] for k, v in self.tensors.items()}
+        direction, new = self.outer.update(gradient, state, round)
+        for key, value in new.items():
+            state[key].copy_(value)
+        if self.outer.clip is not None:
+            lr *= clip_scale(lr * torch.linalg.vector_norm(direction).item(), self.outer.clip)
+        self.anchor[lo:hi].add_(direction, alpha=-lr)
+        return torch.dot(direction, direction) * lr**2
+
+    def state_dict(self) -> State:
+        return self.tensors
+
+    def load_state_dict(self, tensors: State) -> None:
+        for key, value in self.tensors.items():
+            value.copy_(tensors[key])
+
+
+class TorchState:
+    """The same for a torch.optim optimizer, which sees the anchor as one parameter per tensor."""
+
+    whole = True
+
+    def __init__(self, outer: Torch, anchor: Tensor, flat: Flat) -> None:
+        self.anchor, self.flat = anchor, flat
+        self.parameters = [nn.Parameter(view) for view in flat.named_views(anchor).values()]
+        self.optimizer = outer.build(self.parameters)
+
+    def lr(self, round: int) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> Tensor:
+        before = self.anchor.clone()
+        for parameter, view in zip(self.parameters, self.flat.named_views(gradient).values(), strict=True):
+            parameter.grad = view
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return torch.linalg.vector_norm(self.anchor - before).square()
+
+    def state_dict(self) -> dict:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        self.optimizer.load_state_dict(state)

@@ -1,0 +1,1 @@
+"""Reading and showing run folders. Imports neither torch nor the trainer."""
