@@ -146,9 +146,15 @@ class DiLoCo:
         if steps and flush:
             self._sync(partial=True)
         elif steps:
-            self.steps_dropped += steps
-            self.fragment.flat.write(self.fragment.anchor, 0, self.fragment.flat.numel)
-            self.synced_step, self.window_tokens = self.inner_step, 0
+            self.restart_window()
+
+    def restart_window(self) -> int:
+        """Drops what the replica did since the last sync: its weights become the anchor. Returns the inner steps dropped."""
+        dropped = self.inner_step - self.synced_step
+        self.steps_dropped += dropped
+        self.synced_step, self.window_tokens = self.inner_step, 0
+        self.fragment.flat.write(self.fragment.anchor, 0, self.fragment.flat.numel)
+        return dropped
 
     def close(self) -> None:
         """Takes the hooks off the optimizers: from here on the replica trains alone."""
@@ -229,7 +235,8 @@ class DiLoCo:
         }
 
     def _tokens_per_replica(self, rounds: list[RoundReport]) -> list[int]:
-        return [sum(r.tokens[m] for r in rounds) for m in range(self.exchange.replicas)]
+        # A resumed run may have had another number of replicas in its earlier rounds.
+        return [sum(r.tokens[m] for r in rounds if m < len(r.tokens)) for m in range(self.exchange.replicas)]
 
     # -- across a restart
 

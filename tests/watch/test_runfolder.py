@@ -59,7 +59,7 @@ def test_row_with_other_columns_is_refused(tmp_path):
 
 def test_row_with_text_for_a_number_is_refused(tmp_path):
     write_row(tmp_path / "row.csv", {**ROW, "seed": "three"})
-    with pytest.raises(BadInput, match="'three' in column seed, where a int belongs"):
+    with pytest.raises(BadInput, match="'three' in column seed, where a whole number belongs"):
         read_row(tmp_path / "row.csv")
 
 

@@ -1,0 +1,49 @@
+"""The command line: one small file a verb, imported only when its verb is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+VERBS = {
+    "train": "train a model with DiLoCo, data parallel or local SGD",
+    "sample": "write text with a trained model",
+    "eval": "held-out loss of a trained model",
+    "compare": "several runs side by side: table and picture, seeds and spread stated",
+    "selftest": "prove the promises on your own model before you pay for training",
+}
+
+USAGE = "usage: diloco VERB [options]\n\n" + "\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())
+USAGE += "\n\n`diloco VERB --help` lists a verb's options with their units. Exit code 0: done; 1: the work failed; 2: bad input."
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    if verb == "--version":
+        from diloco import __version__
+
+        print(__version__)
+        return 0
+    if verb not in VERBS:
+        import difflib
+
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        return _refuse(f"unknown verb {verb!r}: " + (f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}"))
+    from diloco.errors import BadInput
+
+    try:
+        return importlib.import_module(f"diloco.cli.{verb}").run(rest)
+    except BadInput as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _refuse(sentence: str) -> int:
+    print(f"diloco: {sentence}", file=sys.stderr)
+    return 2

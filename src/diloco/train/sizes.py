@@ -44,7 +44,7 @@ class Params:
 _CPU_LADDER = {  # named for their parameters at the byte vocabulary of 256
     "30k": (2, 2, 32),
     "100k": (3, 3, 48),
-    "300k": (6, 4, 64),
+    "300k": (4, 5, 80),
     "1m": (5, 4, 128),
     "3m": (5, 7, 224),
 }
@@ -99,11 +99,11 @@ def count(size: Size, vocab: int, tied: bool = True) -> Params:
     return Params(params=embedding + body, params_embedding=embedding, params_body=body)
 
 
-def train_flops(size: Size, vocab: int, tokens: int, tied: bool = True) -> int:
+def train_flops(params: int, tokens: int) -> int:
     """Floating-point operations of training on `tokens` tokens: 6 N D, with N all parameters (arXiv:2503.09799).
 
     Leaves out the attention scores (12 L d T a token at sequence length T, without the causal half), norms, the softmax and
     the optimizer. Counts the embedding once: its lookup is free, and the tied head costs just that. An untied model's N
     therefore overstates the cost by the lookup table.
     """
-    return 6 * count(size, vocab, tied).params * tokens
+    return 6 * params * tokens

@@ -145,5 +145,5 @@ def _cell(path: str | Path, column: str, text: str) -> Any:
     try:
         return _ROW_TYPES[column](text)
     except ValueError as error:
-        kind = _ROW_TYPES[column].__name__
+        kind = "whole number" if _ROW_TYPES[column] is int else "number"
         raise BadInput(f"{path} has '{text}' in column {column}, where a {kind} belongs: mend that cell") from error

@@ -50,12 +50,12 @@ class Collective:
 
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         self._check_sum()
-        check_equal(self._gather_facts(facts))
+        check_equal(self.gather_json(facts))
         for tensor in tensors:
             travelling = tensor.to(self.device)
             dist.broadcast(travelling, group_src=0, group=self.group)
             tensor.copy_(travelling)
-        sums = self._gather(torch.tensor([bit_sum(t.reshape(-1)) for t in tensors]))
+        sums = self.gather(torch.tensor([bit_sum(t.reshape(-1)) for t in tensors]))
         if (sums != sums[0]).any():
             raise Mismatch("initial weights differ between replicas after the broadcast: the network or a device damages what it carries")
         return self.rank
@@ -66,14 +66,6 @@ class Collective:
         expected = self.replicas * (self.replicas + 1) / 2
         if (self._start_sum(mine)() != expected).any():
             raise Mismatch(f"the {dist.get_backend(self.group)} backend sums wrongly on this machine: try another backend or torch version")
-
-    def _gather_facts(self, facts: Facts) -> list[Facts]:
-        text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
-        lengths = self._gather(torch.tensor([text.numel()])).flatten().tolist()
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: text.numel()] = text
-        rows = self._gather(padded)
-        return [json.loads(bytes(row[:n].tolist())) for row, n in zip(rows, lengths, strict=True)]
 
     # -- a round
 
@@ -91,7 +83,7 @@ class Collective:
     def _run(self, rank: int, round: Round) -> None:
         start = time.perf_counter()
         header = round.header()
-        headers = self._gather(header)
+        headers = self.gather(header)
         arrived = time.perf_counter()
         round.open(rank, headers)
         flight: deque[tuple[int, int, Callable[[], Tensor]]] = deque()
@@ -105,7 +97,7 @@ class Collective:
         while flight:
             self._land(round, *flight.popleft())
         trailer = round.trailer()
-        trailers = self._gather(trailer)
+        trailers = self.gather(trailer)
         report, anchor = round.report, round.fragment.anchor
         report.wait_s, report.wire_s = arrived - start, time.perf_counter() - arrived
         payload = anchor.numel() * anchor.element_size() if report.committed else 0
@@ -114,7 +106,7 @@ class Collective:
 
     def _buffer(self, round: Round, bucket: int) -> Tensor:
         lo, hi = round.buckets[bucket]
-        padded = -(-(hi - lo) // self.replicas) * self.replicas
+        padded = _round_up(hi - lo, self.replicas)
         return torch.empty(padded, dtype=round.fragment.anchor.dtype, device=self.device)
 
     def _land(self, round: Round, bucket: int, length: int, finish: Callable[[], Tensor]) -> None:
@@ -124,11 +116,16 @@ class Collective:
         """Starts the sum over the replicas of a buffer whose length M divides; the returned function waits for it."""
         if self.replicas <= 2:
             work = dist.all_reduce(buffer, group=self.group, async_op=True)
-            return lambda: (work.wait(), buffer)[1]
+
+            def finish() -> Tensor:
+                work.wait()
+                return buffer
+
+            return finish
         received = torch.empty_like(buffer)
         work = dist.all_to_all_single(received, buffer, group=self.group, async_op=True)
 
-        def finish() -> Tensor:
+        def finish_in_order() -> Tensor:
             work.wait()
             first, *others = received.view(self.replicas, -1)
             for other in others:
@@ -136,11 +133,31 @@ class Collective:
             dist.all_gather_into_tensor(buffer, first, group=self.group)
             return buffer
 
-        return finish
+        return finish_in_order
 
-    def _gather(self, row: Tensor) -> Tensor:
+    # -- for callers with something of their own to say
+
+    def gather(self, row: Tensor) -> Tensor:
         """[len] on each replica -> [M, len] on the CPU of all."""
         row = row.to(self.device)
         rows = [torch.empty_like(row) for _ in range(self.replicas)]
         dist.all_gather(rows, row, group=self.group)
         return torch.stack(rows).cpu()
+
+    def gather_json(self, value: object) -> list:
+        """Every replica's JSON value on all replicas, in rank order. (torch's own object collectives unpickle what arrives.)"""
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = self.gather(torch.tensor([text.numel()])).flatten().tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: text.numel()] = text
+        return [json.loads(bytes(row[:n].tolist())) for row, n in zip(self.gather(padded), lengths, strict=True)]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the replicas of a flat tensor, in replica order."""
+        padded = torch.zeros(_round_up(values.numel(), self.replicas), dtype=values.dtype, device=self.device)
+        padded[: values.numel()] = values
+        return self._start_sum(padded)()[: values.numel()].to(values.device)
+
+
+def _round_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple

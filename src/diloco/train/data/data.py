@@ -151,8 +151,8 @@ def _check_length(source: Source, corpus: Corpus, config: DataConfig) -> None:
     needed = 2 * config.seq_len + 2
     if len(corpus.tokens) < needed:
         raise BadInput(
-            f"source {source.spec} gives {len(corpus.tokens)} tokens, but seq_len {config.seq_len} needs at least {needed} "
-            "(one training and one held-out sequence): use more text or a shorter seq_len"
+            f"source {source.spec} gives {len(corpus.tokens)} tokens, but seq_len {config.seq_len} needs at least "
+            f"{needed} (one training and one held-out sequence): use more text or a shorter seq_len"
         )
 
 
@@ -164,5 +164,6 @@ def _check_nesting(specs: tuple[str, ...]) -> None:
         for outer, folder in paths.items():
             if inner != outer and (path == folder or folder in path.parents):
                 raise BadInput(
-                    f"source {inner} lies inside source {outer}, so it would train on held-out text: name one"
+                    f"source {inner} lies inside source {outer}, so that held-out text would be trained on: "
+                    "name only one of the two"
                 )

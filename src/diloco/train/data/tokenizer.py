@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Protocol
@@ -150,7 +151,7 @@ def training_text(source: Source, config: DataConfig, cap_bytes: int) -> list[st
 
     The fraction is one of bytes here and one of tokens in the split, so the two ends differ a little.
     """
-    enough_bytes = int(cap_bytes / (1 - config.heldout))
+    enough_bytes = math.ceil(cap_bytes / (1 - config.heldout))
     if config.max_tokens:
         # A token has at least one byte, so these bytes cannot reach past the tokens that will be kept.
         enough_bytes = min(enough_bytes, config.max_tokens)

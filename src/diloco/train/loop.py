@@ -1,0 +1,172 @@
+"""A training run from configuration to receipt. `train` is the table of contents."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diloco.errors import BadInput
+from diloco.train import resume
+from diloco.train.config import TrainConfig
+from diloco.train.data import Data, open_data
+from diloco.train.evaluate import Evaluation, evaluate
+from diloco.train.hf import count_module
+from diloco.train.inner import lr_at
+from diloco.train.model_source import model_for
+from diloco.train.progress import Progress
+from diloco.train.receipt import make_receipt, make_row
+from diloco.train.replica import Replica, build_replicas
+from diloco.train.run import Run, run_path
+from diloco.train.world import World, enter_world
+from diloco.watch import runfolder
+
+EVALS_PER_RUN = 20
+
+
+def train(config: TrainConfig, quiet: bool = False) -> dict[str, Any]:
+    """Trains, writes the run folder, and returns the receipt (the same object as receipt.json).
+
+    Raises BadInput before the first step for settings that cannot work, FloatingPointError when the global weights stop being finite.
+    """
+    with enter_world(config) as world, Progress(config, show=world.main and not quiet) as progress:
+        job = Job(config, world, progress)
+        step = job.start()
+        while True:
+            if step == job.total_steps:
+                job.finish()
+            if job.eval_due(step):
+                job.evaluate(step)
+            if job.checkpoint_due(step):
+                job.save(step)
+            if step == job.last_step:
+                break
+            job.inner_step(step)
+            step += 1
+        return job.receipt(step)
+
+
+class Job:
+    """The state of one run in this process."""
+
+    def __init__(self, config: TrainConfig, world: World, progress: Progress) -> None:
+        self.config, self.world, self.progress = config, world, progress
+        self.data: Data = open_data(config.data, progress=progress.tokenising)
+        model = model_for(config, self.data, world.device)
+        self.params = count_module(model)
+        self.total_steps = config.total_steps(self.params.params)
+        self.last_step = min(config.stop_at or self.total_steps, self.total_steps)
+        self._check_batches()
+        self.replicas: list[Replica] = build_replicas(config, self.data, model, self.total_steps, world, self._on_round)
+        self.run = Run(config, self._facts()) if world.main else None
+        self.checkpoints: Path = run_path(config) / runfolder.CHECKPOINTS
+        self.evaluations: dict[int, Evaluation] = {}
+        self.rows: list[torch.Tensor] = []
+        self.first_unlogged = 0
+        self.saved_at = -1
+        self.window_started = self.started = time.perf_counter()
+
+    # -- the chapters of `train`
+
+    def start(self) -> int:
+        """The step to begin at: 0, or the last checkpoint's."""
+        step = 0
+        if self.config.resume:
+            step, notes = resume.load(self.checkpoints, self.config, self.world, self.replicas)
+            self.saved_at = step
+            if self.run:
+                self.run.go_back_to(step)
+                for text in [f"resumed from inner step {step}", *notes]:
+                    self.run.note(step, text)
+                    self.progress.say(text)
+        if step > self.last_step:
+            raise BadInput(f"stop_at is {self.config.stop_at}, but the checkpoint is already at inner step {step}: give a later step")
+        self.first_unlogged = step
+        self.progress.begin(step, self.total_steps)
+        return step
+
+    def inner_step(self, step: int) -> None:
+        self.rows.append(torch.stack([replica.inner_step(step) for replica in self.replicas]))
+        if (step + 1) % self.config.sync_every == 0:
+            self._log_window()
+        self.progress.advance(step + 1, self.rows)
+
+    def finish(self) -> None:
+        """A last window shorter than sync_every is synced too, so that no inner step is lost."""
+        for replica in self.replicas:
+            replica.finish()
+
+    def eval_due(self, step: int) -> bool:
+        every = self.config.eval_every or max(self.total_steps // EVALS_PER_RUN, 1)
+        return step == self.total_steps or (every > 0 and step % every == 0)
+
+    def evaluate(self, step: int) -> None:
+        """On the newest global weights, in the main process; the others go on and meet it at the next sync."""
+        if not self.world.main:
+            return
+        replica, c = self.replicas[0], self.config
+        result = evaluate(replica.model, replica.global_weights(), self.data, c.eval_sequences, c.precision, self.world.device)
+        self.evaluations[step] = result
+        self.progress.evaluated(step, result)
+        if self.run:
+            self.run.evaluation(step, result)
+
+    def checkpoint_due(self, step: int) -> bool:
+        every = self.config.checkpoint_every * self.config.sync_every
+        return step == self.last_step or (every > 0 and step > 0 and step % every == 0)
+
+    def save(self, step: int) -> None:
+        self._log_window()
+        if step == self.saved_at:
+            return
+        path = resume.save(self.checkpoints, step, self.config, self.world, self.replicas)
+        self.saved_at = step
+        if self.run:
+            self.run.log.write("checkpoint", step, path=str(path))
+
+    def receipt(self, step: int) -> dict[str, Any]:
+        receipt = make_receipt(self, step, time.perf_counter() - self.started)
+        if self.run:
+            self.run.finish(receipt, make_row(self, receipt) if step == self.total_steps else None)
+        return receipt
+
+    # -- details
+
+    def _check_batches(self) -> None:
+        """Builds one training and one held-out batch, so that a data fault ends the run before it begins."""
+        for rank in self.world.mine:
+            self.data.batch(0, rank, self.world.replicas, self.config.sequences)
+        if next(iter(self.data.heldout_batches(1, 1)), None) is None:
+            raise BadInput("the held-out part is empty: raise --data.heldout or give more text")
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "params": self.params.params,
+            "params_embedding": self.params.params_embedding,
+            "params_body": self.params.params_body,
+            "steps": self.total_steps,
+            "tokens": self.total_steps * self.config.batch_tokens,
+            "device": str(self.world.device),
+            "distributed": self.world.distributed,
+            "tokenizer": self.data.tokenizer.fingerprint,
+            "data": self.data.fingerprint,
+        }
+
+    def _on_round(self, report: Any) -> None:
+        if self.run:
+            self.run.round(report)
+            self.progress.synced(report)
+
+    def _log_window(self) -> None:
+        """Collects the losses since the last call from all replicas: one small message a window, none between syncs."""
+        if not self.rows:
+            return
+        rows_MS2 = self.world.gather(torch.stack(self.rows, dim=1).cpu())
+        first, now = self.first_unlogged, time.perf_counter()
+        if self.run:
+            lrs = [lr_at(first + s, self.total_steps, self.config.inner) for s in range(rows_MS2.shape[1])]
+            self.run.window(first, rows_MS2, lrs, now - self.window_started)
+        self.first_unlogged += len(self.rows)
+        self.rows, self.window_started = [], now

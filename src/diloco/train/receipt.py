@@ -1,0 +1,80 @@
+"""What is left of a run in two files: the receipt, which cannot hide a failed run, and the row that laws are fitted on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from diloco.train.sizes import train_flops
+from diloco.wire.exchange import sum_bytes
+
+if TYPE_CHECKING:
+    from diloco.train.loop import Job
+
+
+def make_receipt(job: Job, step: int, seconds: float) -> dict[str, Any]:
+    """JSON values only. `ok` is False for a run of several replicas that never committed a round."""
+    sync = job.replicas[0].sync
+    own = sync.receipt() if sync is not None else _data_parallel(job, step)
+    last = job.evaluations.get(step)
+    finished = step == job.total_steps
+    return {
+        "run": job.config.run_name,
+        "method": job.config.method,
+        "finished": finished,
+        "ok": sync is None or not finished or own["rounds_committed"] > 0,
+        "steps": step,
+        "steps_planned": job.total_steps,
+        "tokens": step * job.config.batch_tokens,
+        "loss": last.loss if last else None,
+        "loss_se": last.loss_se if last else None,
+        "bits_per_byte": last.bits_per_byte if last else None,
+        "loss_weights": "global",
+        "seconds": seconds,
+        **own,
+        "bytes_sent_data_parallel": step * _gradient_bytes(job),
+    }
+
+
+def make_row(job: Job, receipt: dict[str, Any]) -> dict[str, Any]:
+    """One line with the columns that `watch.runfolder` names."""
+    c, params = job.config, job.params
+    has_outer = c.method == "diloco"
+    return {
+        "run": c.run_name,
+        "method": c.method,
+        "model": c.hf or c.size.lower(),
+        **dataclasses.asdict(params),
+        "tokens": receipt["tokens"],
+        "replicas": c.replicas,
+        "sync_every": 1 if c.method == "dp" else c.sync_every,
+        "fragments": 1,
+        "codec": "fp32",
+        "batch_tokens": c.batch_tokens,
+        "inner_lr": c.inner.lr,
+        "outer_lr": c.outer.lr if has_outer else None,
+        "outer_momentum": c.outer.momentum if has_outer and c.outer.optimizer in ("nesterov", "heavyball") else None,
+        "seed": c.seed,
+        "loss": receipt["loss"],
+        "loss_se": receipt["loss_se"],
+        "flops": train_flops(params.params, receipt["tokens"]),
+        "seconds": receipt["seconds"],
+        "bytes_sent": receipt["bytes_sent"],
+    }
+
+
+def _data_parallel(job: Job, step: int) -> dict[str, Any]:
+    replicas = job.config.replicas
+    return {
+        "replica": job.world.mine[0],
+        "replicas": replicas,
+        "inner_steps": step,
+        "tokens_per_replica": [step * job.config.batch_tokens // replicas] * replicas,
+        "tokens_lost": 0,
+        "bytes_sent": step * _gradient_bytes(job),
+    }
+
+
+def _gradient_bytes(job: Job) -> int:
+    """Bytes a replica of the same number sends in one synchronous data-parallel step, with fp32 gradients."""
+    return sum_bytes(4 * job.params.params, job.config.replicas)

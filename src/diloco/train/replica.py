@@ -1,0 +1,117 @@
+"""One replica: a model, its inner optimizer, and its inner step."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from diloco.outer.optimizers import Average
+from diloco.outer.round import RoundReport
+from diloco.sync import DiLoCo
+from diloco.train.config import TrainConfig
+from diloco.train.data import Data
+from diloco.train.inner import build_inner, clip_gradients, lr_at, set_lr
+from diloco.train.loss import lm_loss
+from diloco.train.world import World
+
+
+class Replica:
+    """`shards`: the shards of the global batch it trains on. One for DiLoCo; all of this process's for data parallel."""
+
+    def __init__(self, config: TrainConfig, data: Data, model: nn.Module, total_steps: int, world: World, shards: tuple[int, ...]) -> None:
+        self.config, self.data, self.model, self.total_steps = config, data, model, total_steps
+        self.world, self.shards = world, shards
+        self.optimizers = build_inner(model, config.inner, total_steps)
+        self.sync: DiLoCo | None = None
+
+    def inner_step(self, step: int) -> Tensor:
+        """Inner step `step`, counted from 0. Returns [nll in nats per token, gradient norm before clipping] on the model's device.
+
+        The optimizer's step hook runs a round where one is due.
+        """
+        # A pure function of its arguments, so that dropout differs between replicas and a resume needs no generator state.
+        torch.manual_seed(hash((self.config.seed, step, self.shards[0])) % 2**63)
+        set_lr(self.optimizers, lr_at(step, self.total_steps, self.config.inner))
+        nll = torch.stack([self._backward(step, shard) for shard in self.shards]).mean()
+        if self.sync is None:
+            self._average_gradients()
+        norm = clip_gradients(self.model, self.config.inner.clip)
+        if self.sync is not None:
+            self.sync.count_tokens(self.config.batch_tokens // self.world.replicas)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.stack([nll, norm.to(nll.device)])
+
+    def finish(self) -> None:
+        if self.sync is not None:
+            self.sync.finish()
+
+    def global_weights(self) -> dict[str, Tensor]:
+        """The newest global weights by parameter name, in the model's dtype: what evaluations and exports use."""
+        own = {name: p.detach() for name, p in self.model.named_parameters()}
+        if self.sync is None:
+            return own
+        return own | {name: view.to(own[name].device, own[name].dtype) for name, view in self.sync.anchor().items()}
+
+    def _backward(self, step: int, shard: int) -> Tensor:
+        batch_BT = self.data.batch(step, shard, self.world.replicas, self.config.sequences).to(self.world.device)
+        with forward_precision(self.config.precision, self.world.device):
+            logits_BTV = self.model(batch_BT[:, :-1])
+        loss, nll = lm_loss(logits_BTV, batch_BT[:, 1:], self.config.z_loss)
+        loss.backward()
+        return nll.detach()
+
+    def _average_gradients(self) -> None:
+        """Synchronous data parallel: the mean gradient over all shards, summed in shard order in one process and in many."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.world.distributed:
+            total = self.world.exchange.sum(torch.cat([g.flatten() for g in gradients]))
+            for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+        torch._foreach_div_(gradients, self.world.replicas)
+
+
+def forward_precision(precision: str, device: torch.device) -> contextlib.AbstractContextManager:
+    """Autocast for bf16, nothing for fp32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+
+def build_replicas(
+    config: TrainConfig, data: Data, model: nn.Module, total_steps: int, world: World, on_round: Callable[[RoundReport], None]
+) -> list[Replica]:
+    """This process's replicas, all from the same initial weights. `on_round` hears of every round once in each process."""
+    facts = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "settings": _shared_settings(config, total_steps)}
+    if config.method == "dp":
+        replica = Replica(config, data, model, total_steps, world, world.mine)
+        if world.distributed:
+            world.exchange.join(facts, list(model.state_dict().values()))
+        return [replica]
+    outer = Average() if config.method == "local-sgd" else config.outer.build(-(-total_steps // config.sync_every))
+    replicas = []
+    for index, rank in enumerate(world.mine):
+        replica = Replica(config, data, model if index == 0 else copy.deepcopy(model), total_steps, world, (rank,))
+        replica.sync = DiLoCo(
+            replica.model,
+            replica.optimizers,
+            sync_every=config.sync_every,
+            outer=outer,
+            merge=config.merge,
+            exchange=world.exchange,
+            anchor_device=config.anchor_device or None,
+            facts=facts,
+            on_round=on_round if index == 0 else None,
+        )
+        replicas.append(replica)
+    return replicas
+
+
+def _shared_settings(config: TrainConfig, total_steps: int) -> list[str]:
+    """The settings that replicas must have in common, one a line so that a difference is named."""
+    inner = [f"inner.{name} = {value}" for name, value in vars(config.inner).items()]
+    names = ("method", "batch_tokens", "seed", "precision", "z_loss", "eval_every", "checkpoint_every", "stop_at")
+    return [f"steps = {total_steps}", *(f"{name} = {getattr(config, name)}" for name in names), *inner]

@@ -1,0 +1,109 @@
+"""The run folder while it is being written: config, events, row and receipt."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import diloco
+from diloco.errors import BadInput
+from diloco.outer.round import RoundReport
+from diloco.train.config import TrainConfig, config_hash, to_dict
+from diloco.train.evaluate import Evaluation
+from diloco.watch import runfolder
+from diloco.watch.events import EventLog, truncate_after
+
+
+class Run:
+    """Only the main process has one; the others have None."""
+
+    def __init__(self, config: TrainConfig, facts: dict[str, Any]) -> None:
+        self.config = config
+        self.folder = run_path(config)
+        self.checkpoints = self.folder / runfolder.CHECKPOINTS
+        _check_fresh(self.folder, config.resume)
+        _make(self.folder)
+        runfolder.write_json(self.folder / runfolder.CONFIG, {**facts, **provenance(config)})
+        self.log = EventLog(self.folder / runfolder.EVENTS)
+
+    def go_back_to(self, step: int) -> None:
+        """Drops events later than the checkpoint a run is resumed from, so that nothing appears twice."""
+        self.log.close()
+        truncate_after(self.folder / runfolder.EVENTS, step)
+        self.log = EventLog(self.folder / runfolder.EVENTS)
+
+    def note(self, step: int, text: str) -> None:
+        self.log.write("note", step, text=text)
+
+    def round(self, report: RoundReport) -> None:
+        values = dataclasses.asdict(report)
+        self.log.write("round", values.pop("step"), **values)
+
+    def window(self, first_step: int, rows_MS2: Tensor, lrs: Sequence[float], seconds: float) -> None:
+        """Train events for a window of S steps: `rows_MS2` holds [nll, gradient norm] of every replica and step."""
+        rate = rows_MS2.shape[1] * self.config.batch_tokens / seconds if seconds > 0 else 0.0
+        for s, lr in enumerate(lrs):
+            losses, norms = rows_MS2[:, s, 0].tolist(), rows_MS2[:, s, 1].tolist()
+            step = first_step + s + 1
+            self.log.write(
+                "train",
+                step,
+                tokens=step * self.config.batch_tokens,
+                loss=sum(losses) / len(losses),
+                loss_per_replica=losses,
+                inner_lr=lr,
+                grad_norm=sum(norms) / len(norms),
+                tokens_per_s=rate,
+            )
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        self.log.write("eval", step, tokens=step * self.config.batch_tokens, weights="global", **dataclasses.asdict(result))
+
+    def finish(self, receipt: dict[str, Any], row: dict[str, Any] | None) -> None:
+        runfolder.write_json(self.folder / runfolder.RECEIPT, receipt)
+        if row is not None:
+            runfolder.write_row(self.folder / runfolder.ROW, row)
+
+
+def run_path(config: TrainConfig) -> Path:
+    return Path(config.runs) / config.run_name
+
+
+def provenance(config: TrainConfig) -> dict[str, Any]:
+    """What is needed to say which run this was: resolved settings with their hash, code and library versions, machine."""
+    return {
+        "config": to_dict(config),
+        "config_hash": config_hash(config),
+        "code": {"version": diloco.__version__, "sha256": _source_hash()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "machine": {"system": platform.platform(), "threads": torch.get_num_threads()},
+    }
+
+
+def _source_hash() -> str:
+    digest, root = hashlib.sha256(), Path(diloco.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _check_fresh(folder: Path, resume: bool) -> None:
+    started = (folder / runfolder.EVENTS).exists()
+    if started and not resume:
+        raise BadInput(f"run folder {folder} already holds a run: give another --name, or go on with --resume")
+    if resume and not started:
+        raise BadInput(f"run folder {folder} holds no run to resume: check --runs and --name, or leave out --resume")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"run folder {folder} cannot be made ({error.strerror}): choose another with --runs") from error

@@ -1,0 +1,98 @@
+"""Which replicas this process runs, and how it reaches the others: all of them in one process, or one per rank under torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from diloco.errors import BadInput
+from diloco.train.config import TrainConfig
+from diloco.wire.collective import Collective
+from diloco.wire.local import Local
+
+
+@dataclass(frozen=True)
+class World:
+    exchange: Collective | Local
+    mine: tuple[int, ...]
+    """Ranks of the replicas that run in this process."""
+    device: torch.device
+
+    @property
+    def replicas(self) -> int:
+        return self.exchange.replicas
+
+    @property
+    def distributed(self) -> bool:
+        return isinstance(self.exchange, Collective)
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes the run folder."""
+        return 0 in self.mine
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """[len(mine), ...] in each process -> [M, ...] in all."""
+        return self.exchange.gather(rows[0]) if isinstance(self.exchange, Collective) else rows
+
+    def gather_json(self, values: list) -> list:
+        """One JSON value for each of this process's replicas -> one for every replica."""
+        return self.exchange.gather_json(values[0]) if isinstance(self.exchange, Collective) else values
+
+
+def world_size() -> int | None:
+    """Number of processes torchrun started, None without torchrun."""
+    size = os.environ.get("WORLD_SIZE")
+    return int(size) if size and "RANK" in os.environ else None
+
+
+@contextlib.contextmanager
+def enter_world(config: TrainConfig) -> Iterator[World]:
+    """Raises BadInput where torchrun's processes are not the configured replicas, or the device or port cannot be had."""
+    processes = world_size()
+    device = _device(config.device)
+    _set_threads(config.threads)
+    if processes is None:
+        yield World(Local(config.replicas), tuple(range(config.replicas)), device)
+        return
+    if processes != config.replicas:
+        raise BadInput(f"replicas is {config.replicas}, but torchrun started {processes} processes and each is a replica: leave --replicas out")
+    try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise BadInput(f"the processes cannot meet at {address} ({error}): choose a free port with torchrun --master-port") from error
+    try:
+        exchange = Collective()
+        yield World(exchange, (exchange.rank,), device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(name: str) -> torch.device:
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            device = torch.device("cuda", local_rank if device.index is None else device.index)
+            torch.cuda.set_device(device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        raise BadInput(f"device is {name!r}, which this machine cannot give: use auto or cpu") from error
+    return device
+
+
+def _set_threads(threads: int) -> None:
+    if threads:
+        torch.set_num_threads(threads)
+    elif local := int(os.environ.get("LOCAL_WORLD_SIZE", 0)):
+        # The affinity mask, since a container's share of the machine is smaller than the machine.
+        torch.set_num_threads(max(len(os.sched_getaffinity(0)) // local, 1))

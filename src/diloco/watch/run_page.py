@@ -1,0 +1,240 @@
+"""The pieces of one run's report: headline, facts, figures, receipt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from diloco.watch import charts, page, units
+from diloco.watch.summary import GRADIENT_BYTES, Summary, flatten, problems
+
+_SMALL_PX = 260
+_TOKENS = "training tokens, all replicas"
+
+
+def kicker(summary: Summary) -> str:
+    """The line above the run's name."""
+    seed = summary.facts.get("seed")
+    return "diloco run" if seed is None else f"diloco run, seed {seed}"
+
+
+def run_headline(summary: Summary) -> str:
+    """Alerts first, then the held-out loss and what it was measured on."""
+    final = summary.final or {}
+    unit = "nats per token on held-out text" if summary.loss is not None else "no held-out loss yet"
+    lines = []
+    if summary.loss is not None:
+        measured = [f"measured on the {summary.weights or 'final'} weights"]
+        if final.get("loss_se"):
+            measured.append(f"standard error {final['loss_se']:.2g}")
+        if final.get("bits_per_byte") is not None:
+            measured.append(f"{final['bits_per_byte']:.3g} bits per byte")
+        lines.append(", ".join(measured))
+    if len(summary.evals) > 1:
+        first = summary.evals[0]
+        when = f"after {units.count(first['tokens'])} tokens" if first["tokens"] else "before training"
+        lines.append(f"{units.loss(first['loss'])} {when}")
+    if not summary.ended:
+        lines.append("The run has not ended: no receipt yet.")
+    found = problems(summary)
+    good = "" if found or not summary.ended else _good_line(summary)
+    return page.alert(found) + page.headline(units.loss(summary.loss), unit, lines, good)
+
+
+def run_facts(summary: Summary) -> str:
+    """The settings and sizes a reader asks for first."""
+    facts = summary.facts
+    pairs: list[tuple[str, str]] = [
+        ("method", _text(facts.get("method"))),
+        ("model (parameters)", f"{_text(facts.get('model'))} ({units.count(facts.get('params'))})"),
+        ("tokens", units.count(facts.get("tokens") or (summary.train[-1].get("tokens") if summary.train else None))),
+        ("batch", f"{units.count(facts.get('batch_tokens'))} tokens"),
+        ("replicas", _text(facts.get("replicas"))),
+        ("inner lr", _text(facts.get("inner_lr"))),
+    ]
+    if summary.has_rounds:
+        pairs += [
+            ("sync interval", f"{_text(facts.get('sync_every'))} steps"),
+            ("outer lr, momentum", f"{_text(facts.get('outer_lr'))}, {_text(facts.get('outer_momentum'))}"),
+            ("on the wire", _text(facts.get("codec"))),
+        ]
+    if summary.bytes_sent is not None:
+        pairs.append(("sent per replica", units.size(summary.bytes_sent)))
+    if summary.has_rounds and summary.bytes_data_parallel:
+        ratio = summary.bytes_data_parallel / summary.bytes_sent if summary.bytes_sent else math.inf
+        times = f" ({ratio:.3g}\N{MULTIPLICATION SIGN})" if math.isfinite(ratio) else ""
+        pairs.append(("data parallel sends", units.size(summary.bytes_data_parallel) + times))
+    if facts.get("seconds") is not None:
+        pairs.append(("time", units.duration(facts["seconds"])))
+    return page.facts(pairs)
+
+
+def loss_chart(summary: Summary) -> str:
+    """Training loss (thin per replica, then the mean) and held-out loss, against tokens."""
+    figure = charts.figure(_TOKENS, "loss, nats per token", height_px=380)
+    train = [event for event in summary.train if event.get("tokens")]
+    smooth = charts.thin_evenly_in_log
+    tokens = smooth(_column(train, "tokens"))
+    per_replica = [event.get("loss_per_replica") or [] for event in train]
+    width = max(map(len, per_replica), default=0)
+    if width > 1:
+        for replica in range(width):
+            losses = [values[replica] if replica < len(values) else None for values in per_replica]
+            name = "training, each replica"
+            charts.add_line(
+                figure, name, tokens, smooth(losses), charts.NEUTRAL, 0.8, 0.45, legendgroup=name,
+                showlegend=replica == 0, hoverinfo="skip", hovertemplate=None,
+            )  # fmt: skip
+    charts.add_line(figure, "training, mean", tokens, smooth(_column(train, "loss")), charts.ORANGE, 1.4)
+    evals = [event for event in summary.evals if event.get("tokens")]
+    charts.add_line(
+        figure, f"held out, {summary.weights} weights", _column(evals, "tokens"), _column(evals, "loss"),
+        charts.ACCENT, 2.4, mode="lines+markers", marker={"size": 7},
+    )  # fmt: skip
+    charts.log_tokens_axis(figure)
+    figure.update_yaxes(range=_loss_range(_column(evals, "loss") + smooth(_column(train, "loss"))))
+    caption = "Training loss is that of the replicas while they train apart; later points average over more steps."
+    return page.chart("Loss", caption, charts.to_html(figure, "loss"), wide=True)
+
+
+def round_charts(summary: Summary) -> str:
+    """How far the replicas drifted, what the outer step did, and what it cost; nothing without rounds."""
+    if not summary.rounds:
+        return ""
+    several = (summary.facts.get("replicas") or 1) > 1
+    shown = [_norm_chart(summary), _bytes_chart(summary), _time_chart(summary)]
+    if several:
+        shown = [_spread_chart(summary), _cosine_chart(summary), *shown]
+    return page.grid(shown)
+
+
+def receipt_section(receipt: dict | None) -> str:
+    """All single values of the receipt; lists per round stay in receipt.json."""
+    if receipt is None:
+        return ""
+    rows = [(path, _receipt_value(value)) for path, value in flatten(receipt) if not isinstance(value, list)]
+    return page.section("Receipt", page.table(("what", "value"), [(_label(path), value) for path, value in rows]))
+
+
+def config_section(config: dict) -> str:
+    rows = [(path, _text(value)) for path, value in flatten(config)]
+    return page.folded("Config", page.table(("setting", "value"), rows, text_columns=2))
+
+
+def events_section(summary: Summary, notes: Sequence[dict]) -> str:
+    """Notes of the run and rounds that did not go as planned, by step."""
+    lines = [(event["step"], event.get("text", "")) for event in notes]
+    for event in summary.rounds:
+        if not event.get("committed"):
+            lines.append((event["step"], f"round {event.get('round')} failed"))
+        elif event.get("left_out"):
+            replicas = ", ".join(map(str, event["left_out"]))
+            lines.append((event["step"], f"round {event.get('round')} left out replica {replicas}"))
+    rows = [(str(step), text) for step, text in sorted(lines)]
+    return page.section("What happened", page.table(("step", "event"), rows, text_columns=2)) if rows else ""
+
+
+def _spread_chart(summary: Summary) -> str:
+    figure = charts.figure("round", "distance between replicas", _SMALL_PX, yaxis_rangemode="tozero")
+    rounds = _rounds_axis(summary)
+    charts.add_line(figure, "largest", rounds, _thin_column(summary, "spread_max"), charts.NEUTRAL, 1.4)
+    charts.add_line(figure, "median", rounds, _thin_column(summary, "spread_median"), charts.ACCENT)
+    if failed := [event for event in summary.rounds if not event.get("committed")]:
+        charts.add_line(
+            figure, "round failed", _column(failed, "round"), [0] * len(failed), charts.BAD, mode="markers",
+            marker={"symbol": "x", "size": 8}, cliponaxis=False,
+        )  # fmt: skip
+    caption = "How far apart the replicas' weights were just before each round."
+    return page.chart("Replica spread", caption, charts.to_html(figure, "spread"))
+
+
+def _cosine_chart(summary: Summary) -> str:
+    figure = charts.figure("round", "cosine", _SMALL_PX)
+    charts.add_line(figure, "median", _rounds_axis(summary), _thin_column(summary, "cosine_median"), charts.ACCENT)
+    figure.update_yaxes(rangemode="tozero")
+    caption = "Each replica's outer gradient against the merged one: 1 is full agreement."
+    return page.chart("Agreement", caption, charts.to_html(figure, "cosine"))
+
+
+def _norm_chart(summary: Summary) -> str:
+    figure = charts.figure("round", "norm", _SMALL_PX, yaxis_rangemode="tozero")
+    rounds = _rounds_axis(summary)
+    charts.add_line(figure, "outer gradient", rounds, _thin_column(summary, "outer_gradient_norm"), charts.NEUTRAL, 1.4)
+    charts.add_line(figure, "outer update", rounds, _thin_column(summary, "outer_update_norm"), charts.ACCENT)
+    caption = "How far the replicas moved on average, and how far the anchor followed."
+    return page.chart("Outer step", caption, charts.to_html(figure, "outer_step"))
+
+
+def _bytes_chart(summary: Summary) -> str:
+    figure = charts.figure("inner step", "bytes sent per replica", _SMALL_PX)
+    steps = charts.thin(_column(summary.rounds, "step"))
+    charts.add_line(figure, "this run", steps, charts.thin(_running_sum(summary.rounds, "bytes_sent")), charts.ACCENT)
+    caption = "Everything sent so far."
+    if summary.bytes_data_parallel:
+        per_step = GRADIENT_BYTES * summary.facts["params"]
+        charts.add_line(
+            figure, "data parallel", steps, [step * per_step for step in steps], charts.NEUTRAL, 1.4,
+            line={"dash": "dash"},
+        )  # fmt: skip
+        caption = f"Data parallel would send {GRADIENT_BYTES} bytes per parameter at every step."
+    figure.update_yaxes(type="log", exponentformat="SI", ticksuffix="B", dtick=1)
+    return page.chart("Bytes", caption, charts.to_html(figure, "bytes"))
+
+
+def _time_chart(summary: Summary) -> str:
+    figure = charts.figure("round", "seconds per round", _SMALL_PX, yaxis_rangemode="tozero")
+    rounds = _rounds_axis(summary)
+    charts.add_line(figure, "waiting for others", rounds, _thin_column(summary, "wait_s"), charts.ORANGE, 1.4)
+    charts.add_line(figure, "on the wire", rounds, _thin_column(summary, "wire_s"), charts.ACCENT)
+    return page.chart("Time off compute", "What each round cost besides training.", charts.to_html(figure, "time"))
+
+
+def _good_line(summary: Summary) -> str:
+    if not summary.has_rounds:
+        return "Ended as planned."
+    return f"Ended as planned: {summary.rounds_committed} of {summary.rounds_planned} rounds committed."
+
+
+def _rounds_axis(summary: Summary) -> list:
+    return _thin_column(summary, "round")
+
+
+def _thin_column(summary: Summary, key: str) -> list:
+    return charts.thin(_column(summary.rounds, key))
+
+
+def _column(events: Sequence[dict], key: str) -> list:
+    return [event.get(key) for event in events]
+
+
+def _running_sum(events: Sequence[dict], key: str) -> list[float]:
+    total, sums = 0, []
+    for event in events:
+        total += event.get(key) or 0
+        sums.append(total)
+    return sums
+
+
+def _loss_range(losses: Sequence[float | None]) -> list[float] | None:
+    """From just under the lowest loss to just over the highest; one wild replica must not flatten the curves."""
+    finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if not finite:
+        return None
+    margin = 0.05 * (max(finite) - min(finite)) or 0.1
+    return [min(finite) - margin, max(finite) + margin]
+
+
+def _receipt_value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else _text(value)
+
+
+def _label(path: str) -> str:
+    words = f"{path[:-2]} (seconds)" if path.endswith("_s") else path
+    return words.replace("_", " ").replace(".", " \N{MIDDLE DOT} ")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return units.NONE
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
