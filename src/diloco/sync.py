@@ -99,7 +99,6 @@ class DiLoCo:
         buffers = [*self.tensors.averaged.values(), *self.tensors.counters.values()]
         rank = self.exchange.join(facts, [self.fragment.anchor, *buffers])
         self.fragment.flat.write(self.fragment.anchor, 0, self.fragment.flat.numel)
-        self.fragment.reset_outer()
         return rank
 
     def _frozen_sum(self) -> str:

@@ -109,7 +109,8 @@ def test_every_trainable_parameter_is_in_exactly_one_group(optimizer, tied):
         pytest.skip("this torch has no Muon")
     model = _model(tied)
     model.blocks[0].ffn.up.weight.requires_grad_(False)
-    held = [p for o in build_inner(model, InnerConfig(optimizer=optimizer), 10) for g in o.param_groups for p in g["params"]]
+    optimizers = build_inner(model, InnerConfig(optimizer=optimizer), 10)
+    held = [p for o in optimizers for g in o.param_groups for p in g["params"]]
     trainable = [p for p in model.parameters() if p.requires_grad]
     assert len(held) == len(trainable)
     assert {id(p) for p in held} == {id(p) for p in trainable}
@@ -131,11 +132,11 @@ def test_muon_takes_the_body_and_leaves_embedding_and_head():
 def test_muon_steps_have_the_scale_of_adamw_so_that_one_lr_serves_both():
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("this torch has no Muon")
-    weight = nn.Linear(32, 32, bias=False)
+    weight = nn.Linear(128, 128, bias=False)
     muon, *_ = build_inner(weight, InnerConfig(optimizer="muon", weight_decay=0.0), 10)
     set_lr([muon], 0.01)
     before = weight.weight.detach().clone()
-    weight.weight.grad = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+    weight.weight.grad = torch.randn(128, 128, generator=torch.Generator().manual_seed(0))
     muon.step()
     # AdamW's update has an RMS of 0.2 to 0.4 times lr (arXiv:2502.16982 section 2.2).
     assert 0.15 < (weight.weight - before).square().mean().sqrt().item() / 0.01 < 0.45

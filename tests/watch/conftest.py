@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from diloco.watch.events import EventLog
-from diloco.watch.runfolder import RunFolder, write_json, write_row
+from diloco.watch.runfolder import write_json, write_row
 
 PARAMS, PARAMS_EMBEDDING = 800_000, 33_000
 BATCH_TOKENS = 1024
 
 
-def make_run(
+def write_run(
     path: Path,
     *,
     method: str = "diloco",
@@ -99,5 +100,6 @@ def _write_end(path: Path, settings: dict, steps: int, rounds: int, failed: int,
 
 
 @pytest.fixture
-def run_folder(tmp_path) -> RunFolder:
-    return RunFolder(make_run(tmp_path / "diloco-m4", steps=120))
+def make_run() -> Callable[..., Path]:
+    """`write_run`, for tests to call."""
+    return write_run

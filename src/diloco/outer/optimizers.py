@@ -6,7 +6,8 @@ Each is a frozen dataclass with two pure functions over flat tensors, in the way
     update(gradient, state, round) -> (direction, new state)
 
 and the anchor then moves by `anchor -= lr(round) * direction`. The outer gradient is anchor minus replica, so a positive lr moves
-*towards* the replicas. `update` must be elementwise: it is called on slices of the anchor, one bucket after another.
+*towards* the replicas. `update` must be elementwise: it is called on slices of the anchor, one bucket after another. It is given its
+arguments for good and may write its results into them, as the ones here do to spare a copy; `outer_step` in `step.py` does not.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class HeavyBall:
         return {"momentum": torch.zeros_like(anchor)}
 
     def update(self, gradient: Tensor, state: State, round: int) -> tuple[Tensor, State]:
-        momentum = (state["momentum"] * self.momentum).add_(gradient)
+        momentum = state["momentum"].mul_(self.momentum).add_(gradient)
         return momentum, {"momentum": momentum}
 
 
@@ -122,8 +123,8 @@ class Nesterov:
 
     def update(self, gradient: Tensor, state: State, round: int) -> tuple[Tensor, State]:
         # Products and sums in torch.optim.SGD's own order, so that the two agree to the bit.
-        momentum = (state["momentum"] * self.momentum).add_(gradient)
-        return gradient.add(momentum, alpha=self.momentum), {"momentum": momentum}
+        momentum = state["momentum"].mul_(self.momentum).add_(gradient)
+        return gradient.add_(momentum, alpha=self.momentum), {"momentum": momentum}
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,8 @@ class Adam:
         return {"first_moment": torch.zeros_like(anchor), "second_moment": torch.zeros_like(anchor)}
 
     def update(self, gradient: Tensor, state: State, round: int) -> tuple[Tensor, State]:
-        first = state["first_moment"].lerp(gradient, 1 - self.beta1)
-        second = (state["second_moment"] * self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        first = state["first_moment"].lerp_(gradient, 1 - self.beta1)
+        second = state["second_moment"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
         denominator = (second.sqrt() / math.sqrt(1 - self.beta2**round)).add_(self.eps)
         return first / denominator / (1 - self.beta1**round), {"first_moment": first, "second_moment": second}
 

@@ -127,8 +127,8 @@ class Round:
 
     def _finite(self) -> bool:
         # A norm in one pass over memory is infinite or NaN whenever an element is; it also overflows past 1e19, which no healthy weight reaches.
-        norms = [torch.linalg.vector_norm(p.detach(), dtype=torch.float32) for p in self.tensors.trained.values()]
-        return bool(torch.stack([n.to(norms[0].device) for n in norms]).isfinite().all())
+        norms = [torch.linalg.vector_norm(p.detach()) for p in self.tensors.trained.values()]
+        return bool(torch.stack([n.to(self.device, torch.float64) for n in norms]).isfinite().all())
 
     def _buffers(self) -> list[Tensor]:
         return [*self.tensors.averaged.values(), *(self.tensors.counters.values() if self.max_counters else ())]
@@ -167,10 +167,10 @@ class Round:
     def absorb(self, bucket: int, total: Tensor) -> None:
         """Takes the SUM over the replicas for the bucket: merges, steps the anchor, and restarts the replica from it."""
         lo, hi = self.buckets[bucket]
-        merged = total.to(self.device).div_(sum(w > 0 for w in self.weights))
+        total, count = total.to(self.device), sum(w > 0 for w in self.weights)
         for start in range(lo, hi, SLICE_ELEMENTS):
             stop = min(start + SLICE_ELEMENTS, hi)
-            self._absorb(merged[start - lo : stop - lo], start, stop)
+            self._absorb(total[start - lo : stop - lo].div_(count), start, stop)
 
     def restart(self) -> None:
         """Restarts the replica from the anchor as it is."""

@@ -31,7 +31,7 @@ def outer_step(
     outer: OuterOptimizer, anchor: Tensor, state: State, contributions: Sequence[Tensor], weights: Sequence[float], round: int
 ) -> tuple[Tensor, State]:
     """One outer step over flat tensors of equal length; `round` counts outer steps from 1. Changes none of its arguments."""
-    direction, state = outer.update(merged(contributions, weights), state, round)
+    direction, state = outer.update(merged(contributions, weights), {k: v.clone() for k, v in state.items()}, round)
     lr = rate_at(outer.lr, round)
     if outer.clip is not None:
         lr *= clip_scale(lr * torch.linalg.vector_norm(direction).item(), outer.clip)
@@ -62,7 +62,8 @@ class OuterState:
         lr, state = self.lr(round), {k: v[lo:hi] for k, v in self.tensors.items()}
         direction, new = self.outer.update(gradient, state, round)
         for key, value in new.items():
-            state[key].copy_(value)
+            if value is not state[key]:
+                state[key].copy_(value)
         if self.outer.clip is not None:
             lr *= clip_scale(lr * torch.linalg.vector_norm(direction).item(), self.outer.clip)
         self.anchor[lo:hi].add_(direction, alpha=-lr)

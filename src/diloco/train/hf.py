@@ -22,8 +22,8 @@ _DROPOUT_ENDINGS = ("dropout", "pdrop", "dropout_p", "dropout_rate")
 class HFModel(nn.Module):
     """A Hugging Face causal LM that takes tokens (B, T) and gives fp32 logits (B, T, V).
 
-    It shares the wrapped model's own registries, so parameters, buffers and `state_dict` keep their Hugging Face names, and
-    `hf.save_pretrained` writes what was trained.
+    It shares the wrapped model's own registries, so parameters, buffers and `state_dict` keep their Hugging Face names,
+    and `hf.save_pretrained` writes what was trained.
     """
 
     def __init__(self, hf: Any) -> None:
@@ -52,18 +52,20 @@ def load_hf(name_or_path: str, *, dtype: torch.dtype = torch.float32, device: to
         dtype: of the parameters; fp32 lets small updates count, whatever the file holds.
 
     Raises:
-        BadInput: transformers is missing, nothing usable is there, weights are not safetensors, or the model needs its own code.
+        BadInput: transformers is missing, nothing usable is there, weights are not safetensors, or own code is needed.
     """
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError as error:
         raise BadInput(f'model {name_or_path!r} needs the transformers library: pip install "diloco[hf]"') from error
     if _is_path(name_or_path) and not Path(name_or_path).is_dir():
-        raise BadInput(f"model {name_or_path!r} is not a folder: give one with config.json and safetensors files, or a hub name")
+        raise BadInput(f"model {name_or_path!r} is not a folder: give one with safetensors files, or a hub name")
     try:
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
         _switch_off_dropout(config)
-        hf = AutoModelForCausalLM.from_pretrained(name_or_path, config=config, trust_remote_code=False, use_safetensors=True)
+        hf = AutoModelForCausalLM.from_pretrained(
+            name_or_path, config=config, trust_remote_code=False, use_safetensors=True
+        )
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BadInput(
@@ -83,7 +85,7 @@ def _switch_off_dropout(config: Any) -> None:
 
 
 def count_module(model: nn.Module) -> Params:
-    """Parameters of any module, frozen ones too; a tied tensor counts once, and as embedding where an `nn.Embedding` holds it."""
+    """Parameters of any module, frozen too. A tied tensor counts once, as embedding if an `nn.Embedding` holds it."""
     embedding_ids = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     body = embedding = 0
     for parameter in model.parameters():

@@ -23,7 +23,7 @@ _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 @dataclass(frozen=True)
 class InnerConfig:
-    """Inner optimizer and schedule; the defaults are the scaling-law paper's (arXiv:2503.09799) except where a field says so."""
+    """Inner optimizer and schedule: the scaling-law paper's (arXiv:2503.09799) unless a field says otherwise."""
 
     optimizer: Method = "adamw"
     """adamw for all tensors, or muon for the body's matrices with adamw for the rest."""
@@ -38,8 +38,8 @@ class InnerConfig:
     weight_decay: float | None = None
     """Decoupled decay, times lr a step, of tensors with two or more dimensions. Default: 1 / total steps."""
     warmup_steps: int | None = None
-    """Steps of linear warmup. Default: the paper's 1000, but at most 5% of the run: the paper's runs are long, a short one
-    would otherwise spend itself warming up."""
+    """Steps of linear warmup. Default: the paper's 1000, but at most 5% of the run: the paper's runs are long, and a
+    short one would spend itself warming up."""
     min_lr_ratio: float = 0.05
     """Learning rate of the last step, as a share of the peak."""
     clip: float = 1.0
@@ -53,10 +53,10 @@ class InnerConfig:
         _require(0 <= self.beta1 < 1, "beta1", self.beta1, "at least 0 and below 1")
         _require(0 <= self.beta2 < 1, "beta2", self.beta2, "at least 0 and below 1")
         _require(0 < self.eps < math.inf, "eps", self.eps, "a finite number above 0")
-        _require(0 <= (self.weight_decay or 0.0) < math.inf, "weight_decay", self.weight_decay, "0 or a finite number above it")
+        _require(0 <= (self.weight_decay or 0) < math.inf, "weight_decay", self.weight_decay, "finite and 0 or more")
         _require((self.warmup_steps or 0) >= 0, "warmup_steps", self.warmup_steps, "0 or more")
         _require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
-        _require(0 <= self.clip < math.inf, "clip", self.clip, "0 (off) or a finite number above it")
+        _require(0 <= self.clip < math.inf, "clip", self.clip, "a finite number from 0 (off) up")
 
 
 def _require(holds: bool, option: str, value: object, wanted: str) -> None:
@@ -74,7 +74,9 @@ def warmup_steps(cfg: InnerConfig, total_steps: int) -> int:
     if cfg.warmup_steps is None:
         return min(PAPER_WARMUP_STEPS, int(MAX_WARMUP_FRACTION * total_steps))
     if cfg.warmup_steps > total_steps:
-        raise BadInput(f"warmup_steps is {cfg.warmup_steps}, more than the run's {total_steps} steps: lower it or leave it out")
+        raise BadInput(
+            f"warmup_steps is {cfg.warmup_steps}, more than the run's {total_steps} steps: lower it or leave it out"
+        )
     return cfg.warmup_steps
 
 
@@ -84,10 +86,13 @@ def weight_decay(cfg: InnerConfig, total_steps: int) -> float:
 
 
 def lr_at(step: int, total_steps: int, cfg: InnerConfig) -> float:
-    """Learning rate of inner step `step`, counted from 0, as a function of nothing else: a replica that resumes or joins late agrees.
+    """Learning rate of inner step `step`, counted from 0. It has no state, so replicas that resume or join late agree.
 
-    Rises linearly (never 0) to `lr` at step `warmup_steps`, then falls as a cosine to `min_lr_ratio * lr` at the last step,
-    and stays there beyond it.
+    Rises linearly (never 0) to `lr` at step `warmup_steps`, then falls as a cosine to `min_lr_ratio * lr` at the last
+    step, and stays there beyond it.
+
+    Raises:
+        BadInput: as `warmup_steps`.
     """
     if step < 0:
         raise ValueError(f"step is {step}: steps count from 0")
@@ -153,19 +158,19 @@ def _muon(params: list[nn.Parameter], lr: float, decay: float) -> Optimizer:
 
 
 def set_lr(optimizers: list[Optimizer], lr: float) -> None:
-    """Give every group of every optimizer the learning rate `lr`. Muon's is rescaled to AdamW's inside, so it takes the same."""
+    """Give every group of every optimizer the learning rate `lr`; Muon rescales it inside to match AdamW."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale all gradients so that their global L2 norm is at most `max_norm` (0 leaves them); returns the norm before, fp32 scalar.
+    """Scale all gradients so that their global L2 norm is at most `max_norm`; 0 leaves them as they are.
 
-    A non-finite norm is returned as it is: the caller decides what a bad step means.
+    Returns the norm before, an fp32 scalar. A non-finite one is returned too: the caller decides what a bad step means.
     """
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+    params = [p for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in params])
     if max_norm > 0:
-        torch.nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.grad is not None], max_norm, norm)
+        nn.utils.clip_grads_with_norm_(params, max_norm, norm)
     return norm.float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class Job:
 
     def __init__(self, config: TrainConfig, world: World, progress: Progress) -> None:
         self.config, self.world, self.progress = config, world, progress
-        self.data: Data = open_data(config.data, progress=progress.tokenising)
+        self.data: Data = self._open_data()
         model = model_for(config, self.data, world.device)
         self.params = count_module(model)
         self.total_steps = config.total_steps(self.params.params)
@@ -133,6 +134,21 @@ class Job:
         return receipt
 
     # -- details
+
+    def _open_data(self) -> Data:
+        """The main process first, so that the others find the token cache; what it refuses, all refuse."""
+        options = dataclasses.replace(self.config.data, seed=self.config.seed + self.config.data.seed)
+        if not self.world.main and (refusal := self.world.gather_json([None])[0]):
+            raise BadInput(refusal)
+        try:
+            data = open_data(options, progress=self.progress.tokenising)
+        except BadInput as error:
+            if self.world.main:
+                self.world.gather_json([str(error)] * len(self.world.mine))
+            raise
+        if self.world.main:
+            self.world.gather_json([None] * len(self.world.mine))
+        return data
 
     def _check_batches(self) -> None:
         """Builds one training and one held-out batch, so that a data fault ends the run before it begins."""

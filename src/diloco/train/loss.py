@@ -42,7 +42,7 @@ def lm_loss(logits_BTV: Tensor, targets_BT: Tensor, z_loss: float = 0.0) -> tupl
     """The loss to train on and the loss to report, both fp32 scalars.
 
     Returns:
-        loss: mean of nll + z_loss * logsumexp(logits)^2 over all B x T tokens (z-loss: PaLM, arXiv:2204.02311 section 5).
+        loss: mean of nll + z_loss * logsumexp(logits)^2 over all tokens (z-loss: PaLM, arXiv:2204.02311 section 5).
         nll: mean cross entropy in nats per token, without gradient. Equal to `loss` where z_loss is 0.
     """
     logits_RV = logits_BTV.flatten(0, -2).float()

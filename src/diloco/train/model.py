@@ -1,6 +1,7 @@
 """A decoder-only transformer in the shape of the scaling-law paper (arXiv:2503.09799): only depth and width vary.
 
-Pre-norm blocks, LayerNorm of query and key, rotary positions, feed-forward of 4 x width with GELU, no biases, tied embedding.
+Pre-norm blocks, LayerNorm of query and key, rotary positions, feed-forward of 4 x width with GELU, no biases, tied
+embedding.
 
 Shapes: B sequences, T positions, D model width, N heads, H channels a head, F feed-forward width, V vocabulary.
 """
@@ -17,7 +18,8 @@ from diloco.errors import BadInput
 from diloco.train.sizes import Size
 
 ROPE_BASE = 10_000.0
-INITIAL_LOGIT_STD = 0.3  # a random model's loss is ln(V) + std^2 / 2: this keeps it within 1% of ln(V) for V >= 256
+EMBED_SCALE = 2.0  # of the embedding's rows at the start, L2 norm: smaller ones learn slower
+INITIAL_LOGIT_STD = 0.3  # a random model's loss is ln(V) + std^2 / 2: within 1% of ln(V) for V >= 256
 
 
 def rope_table(seq_len: int, head_dim: int, device: torch.device | str | None = None) -> Tensor:
@@ -98,7 +100,10 @@ class Transformer(nn.Module):
         size: depth and width.
         vocab_size: V.
         seq_len: the longest T that `forward` takes.
-        tied: the embedding is the output head as well. It is then one parameter under one name, so it cannot come apart.
+        tied: the embedding is the output head too. It is then one parameter under one name, so it cannot come apart.
+
+    Raises:
+        BadInput: vocabulary or length below 1, or a width that does not split into heads of whole pairs.
     """
 
     def __init__(self, size: Size, vocab_size: int, seq_len: int, tied: bool = True) -> None:
@@ -107,7 +112,8 @@ class Transformer(nn.Module):
             if value < 1:
                 raise BadInput(f"{option} is {value}: it must be at least 1")
         if size.dim % (2 * size.heads):
-            raise BadInput(f"size {size.name!r} has width {size.dim} and {size.heads} heads: the width must be a multiple of twice the heads")
+            shape = f"width {size.dim} and {size.heads} heads"
+            raise BadInput(f"size {size.name!r} has {shape}: the width must be a multiple of twice the heads")
         self.size, self.vocab_size, self.seq_len, self.tied = size, vocab_size, seq_len, tied
         self.embed = nn.Embedding(vocab_size, size.dim)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
@@ -118,7 +124,7 @@ class Transformer(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         T = tokens_BT.shape[1]
         if T > self.seq_len:
-            raise ValueError(f"a sequence of {T} tokens is longer than the model's seq_len of {self.seq_len}: cut it or build a longer model")
+            raise ValueError(f"{T} tokens are longer than the model's seq_len of {self.seq_len}: cut or raise it")
         x_BTD = self.embed(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD, self.rope[:T])
@@ -130,27 +136,28 @@ class Transformer(nn.Module):
     def init_weights(self, generator: torch.Generator) -> None:
         """Draw every weight anew, in the order of `named_parameters`, and fill the rotary table.
 
-        Matrices have std 1/sqrt(fan_in); the two that write to the residual stream have 1/sqrt(2 L) of that, so that the
-        stream's scale does not grow with depth. Embedding and head have 0.3/sqrt(D), which makes the first prediction nearly
-        uniform.
+        Matrices have std 1/sqrt(fan_in), an untied head too; the two that write to the residual stream have 1/sqrt(2 L)
+        of that, so that the stream's scale does not grow with depth. The last norm's gain starts small, which makes the
+        first prediction nearly uniform without shrinking the embedding.
         """
-        logit_std = INITIAL_LOGIT_STD / math.sqrt(self.size.dim)
+        embed_std = EMBED_SCALE / math.sqrt(self.size.dim)
         for name, weight in self.named_parameters():
             if weight.dim() == 1:
                 weight.fill_(1.0)
-            elif name in ("embed.weight", "head.weight"):
-                weight.normal_(0.0, logit_std, generator=generator)
+            elif name == "embed.weight":
+                weight.normal_(0.0, embed_std, generator=generator)
             else:
                 writes_residual = name.endswith(("attention.out.weight", "ffn.down.weight"))
                 scale = 1 / math.sqrt(2 * self.size.layers) if writes_residual else 1.0
                 weight.normal_(0.0, scale / math.sqrt(weight.shape[1]), generator=generator)
+        self.norm.weight.fill_(INITIAL_LOGIT_STD / (EMBED_SCALE if self.tied else 1.0))
         self.rope.copy_(rope_table(self.seq_len, self.size.head_dim, self.rope.device))
 
 
 def build_model(
     size: Size, vocab_size: int, seq_len: int, seed: int, *, tied: bool = True, device: torch.device | str = "cpu"
 ) -> Transformer:
-    """A model whose weights depend on `seed` and the shapes alone: the same on every device, and torch's own seed is untouched.
+    """A model whose weights depend on `seed` and shape alone: the same on every device. Torch's own seed is untouched.
 
     On `device="meta"` it has shapes and counts but no values.
     """

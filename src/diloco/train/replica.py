@@ -114,4 +114,5 @@ def _shared_settings(config: TrainConfig, total_steps: int) -> list[str]:
     """The settings that replicas must have in common, one a line so that a difference is named."""
     inner = [f"inner.{name} = {value}" for name, value in vars(config.inner).items()]
     names = ("method", "batch_tokens", "seed", "precision", "z_loss", "eval_every", "checkpoint_every", "stop_at")
-    return [f"steps = {total_steps}", *(f"{name} = {getattr(config, name)}" for name in names), *inner]
+    order = [f"data.{name} = {getattr(config.data, name)}" for name in ("seed", "shards", "overlap")]
+    return [f"steps = {total_steps}", *(f"{name} = {getattr(config, name)}" for name in names), *inner, *order]

@@ -66,6 +66,8 @@ def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica])
     trees, _ = checkpoint.load(path, ["global", *sorted(set(names))], verify=False)  # latest_whole has just verified it
     for name, replica in zip(names, replicas, strict=True):
         _restore(replica, trees[name], trees["global"])
+    if world.main:
+        checkpoint.drop_after(root, meta["step"])
     notes = [f"skipped a damaged checkpoint: {reason}" for reason in skipped]
     if config.method != "dp" and saved != config.replicas:
         notes += _change_replicas(replicas, saved)

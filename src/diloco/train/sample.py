@@ -22,8 +22,8 @@ def generate(
 ) -> Tensor:
     """Continue `prompt_tokens` (B, T) by `max_new_tokens`: (B, T + max_new_tokens).
 
-    The model sees at most its last `seq_len` tokens (all of them where it has no such attribute). No key-value cache: each
-    token costs a whole forward pass.
+    The model sees at most its last `seq_len` tokens (all of them where it has no such attribute). No key-value cache:
+    each token costs a whole forward pass.
 
     Args:
         temperature: 0 always takes the likeliest token; otherwise logits are divided by it.
@@ -36,7 +36,7 @@ def generate(
     if prompt_tokens.dim() != 2 or prompt_tokens.shape[1] == 0:
         raise BadInput(f"prompt has shape {tuple(prompt_tokens.shape)}: give at least one token a sequence")
     if not 0 <= temperature < float("inf"):
-        raise BadInput(f"temperature is {temperature}: it must be 0 (always the likeliest token) or a finite number above it")
+        raise BadInput(f"temperature is {temperature}: it must be a finite number from 0 (the likeliest token) up")
     if max_new_tokens < 0:
         raise BadInput(f"max_new_tokens is {max_new_tokens}: it must be 0 or more")
     if top_k is not None and top_k < 1:
@@ -60,4 +60,6 @@ def _draw(logits_BV: Tensor, temperature: float, top_k: int | None, generator: t
         # topk and not a threshold: equal logits at the edge must not let in more than k.
         kept_Bk, index_Bk = logits_BV.topk(min(top_k, logits_BV.shape[-1]), dim=-1)
         logits_BV = torch.full_like(logits_BV, float("-inf")).scatter(-1, index_Bk, kept_Bk)
-    return torch.multinomial((logits_BV / temperature).softmax(dim=-1), 1, generator=generator)
+    # The maximum goes first, so that a tiny temperature cannot overflow.
+    scaled_BV = (logits_BV - logits_BV.amax(dim=-1, keepdim=True)) / temperature
+    return torch.multinomial(scaled_BV.softmax(dim=-1), 1, generator=generator)

@@ -102,8 +102,8 @@ def count(size: Size, vocab: int, tied: bool = True) -> Params:
 def train_flops(params: int, tokens: int) -> int:
     """Floating-point operations of training on `tokens` tokens: 6 N D, with N all parameters (arXiv:2503.09799).
 
-    Leaves out the attention scores (12 L d T a token at sequence length T, without the causal half), norms, the softmax and
-    the optimizer. Counts the embedding once: its lookup is free, and the tied head costs just that. An untied model's N
-    therefore overstates the cost by the lookup table.
+    Leaves out the attention scores (12 L d T a token at sequence length T, half of it if causality is used), norms,
+    softmax and optimizer. A tied embedding is rightly counted once: its lookup is free, its use as the head is not. An
+    untied model's N overstates the cost by the lookup table.
     """
     return 6 * params * tokens

@@ -32,7 +32,7 @@ def comparison_table_section(comparison: Comparison) -> str:
     """A line per group, best first."""
     settings = comparison.shown_settings
     columns = [*(_SETTING_LABELS.get(s, s.replace("_", " ")) for s in settings)]
-    columns += ["loss", "sd over seeds", "n", "against data parallel", "95% interval", "sent per replica", "note"]
+    columns += ["loss", "vs data parallel", "95% interval", "sd over seeds", "n", "sent per replica", "note"]
     rows = []
     for line in comparison.table():
         interval = (line["difference_low_percent"], line["difference_high_percent"])
@@ -40,10 +40,10 @@ def comparison_table_section(comparison: Comparison) -> str:
             [
                 *(_setting(setting, line[setting]) for setting in settings),
                 units.loss(line["loss_mean"]),
-                units.NONE if line["loss_sd"] is None else f"{line['loss_sd']:.2g}",
-                str(line["n"]),
                 units.percent(line["difference_percent"]),
                 units.NONE if interval[0] is None else " to ".join(map(units.percent, interval)),
+                units.NONE if line["loss_sd"] is None else f"{line['loss_sd']:.2g}",
+                str(line["n"]),
                 units.size(line["bytes_sent_mean"]),
                 line["note"],
             ]

@@ -35,6 +35,9 @@ def run_headline(summary: Summary) -> str:
         first = summary.evals[0]
         when = f"after {units.count(first['tokens'])} tokens" if first["tokens"] else "before training"
         lines.append(f"{units.loss(first['loss'])} {when}")
+    if summary.has_rounds and (summary.bytes_data_parallel or 0) > (summary.bytes_sent or math.inf):
+        ratio = summary.bytes_data_parallel / summary.bytes_sent
+        lines.append(f"sent {ratio:.3g} times fewer bytes than data parallel would have")
     if not summary.ended:
         lines.append("The run has not ended: no receipt yet.")
     found = problems(summary)
@@ -43,31 +46,27 @@ def run_headline(summary: Summary) -> str:
 
 
 def run_facts(summary: Summary) -> str:
-    """The settings and sizes a reader asks for first."""
+    """The settings and sizes a reader asks for first, as far as the folder tells them."""
     facts = summary.facts
-    pairs: list[tuple[str, str]] = [
-        ("method", _text(facts.get("method"))),
-        ("model (parameters)", f"{_text(facts.get('model'))} ({units.count(facts.get('params'))})"),
-        ("tokens", units.count(facts.get("tokens") or (summary.train[-1].get("tokens") if summary.train else None))),
-        ("batch", f"{units.count(facts.get('batch_tokens'))} tokens"),
-        ("replicas", _text(facts.get("replicas"))),
-        ("inner lr", _text(facts.get("inner_lr"))),
+    tokens = facts.get("tokens") or (summary.train[-1].get("tokens") if summary.train else None)
+    with_rounds = summary.has_rounds
+    pairs = [
+        ("method", facts.get("method"), str),
+        ("model", facts.get("model"), str),
+        ("parameters", facts.get("params"), units.count),
+        ("tokens", tokens, units.count),
+        ("batch", facts.get("batch_tokens"), lambda value: f"{units.count(value)} tokens"),
+        ("replicas", facts.get("replicas"), str),
+        ("inner lr", facts.get("inner_lr"), _text),
+        ("sync interval", facts.get("sync_every") if with_rounds else None, lambda value: f"{value} steps"),
+        ("outer lr", facts.get("outer_lr") if with_rounds else None, _text),
+        ("outer momentum", facts.get("outer_momentum") if with_rounds else None, _text),
+        ("codec", facts.get("codec") if with_rounds else None, str),
+        ("sent per replica", summary.bytes_sent, units.size),
+        ("data parallel sends", summary.bytes_data_parallel if with_rounds else None, units.size),
+        ("time", facts.get("seconds"), units.duration),
     ]
-    if summary.has_rounds:
-        pairs += [
-            ("sync interval", f"{_text(facts.get('sync_every'))} steps"),
-            ("outer lr, momentum", f"{_text(facts.get('outer_lr'))}, {_text(facts.get('outer_momentum'))}"),
-            ("on the wire", _text(facts.get("codec"))),
-        ]
-    if summary.bytes_sent is not None:
-        pairs.append(("sent per replica", units.size(summary.bytes_sent)))
-    if summary.has_rounds and summary.bytes_data_parallel:
-        ratio = summary.bytes_data_parallel / summary.bytes_sent if summary.bytes_sent else math.inf
-        times = f" ({ratio:.3g}\N{MULTIPLICATION SIGN})" if math.isfinite(ratio) else ""
-        pairs.append(("data parallel sends", units.size(summary.bytes_data_parallel) + times))
-    if facts.get("seconds") is not None:
-        pairs.append(("time", units.duration(facts["seconds"])))
-    return page.facts(pairs)
+    return page.facts((label, show(value)) for label, value, show in pairs if value is not None)
 
 
 def loss_chart(summary: Summary) -> str:
@@ -94,7 +93,8 @@ def loss_chart(summary: Summary) -> str:
     )  # fmt: skip
     charts.log_tokens_axis(figure)
     figure.update_yaxes(range=_loss_range(_column(evals, "loss") + smooth(_column(train, "loss"))))
-    caption = "Training loss is that of the replicas while they train apart; later points average over more steps."
+    apart = "Training loss is that of the replicas while they train apart. " if summary.has_rounds else ""
+    caption = f"{apart}Later training points average over more steps."
     return page.chart("Loss", caption, charts.to_html(figure, "loss"), wide=True)
 
 

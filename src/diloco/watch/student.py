@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from statistics import fmean, stdev
 
-_SIMPSON_PIECES = 400
-_BISECTIONS = 60
+_SIMPSON_PIECES = 100
+_BISECTIONS = 50
 
 
 def t_cdf(t: float, dof: float) -> float:

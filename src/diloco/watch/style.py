@@ -24,7 +24,7 @@ h2 { margin: 0 0 2px; font-size: 17px; font-weight: 650; }
 section, details { margin-top: 32px; }
 .kicker { margin: 0 0 2px; color: var(--soft); font-size: 14px; }
 .alert {
-  margin: 20px 0 0; padding: 12px 16px 12px 34px; border-radius: 6px;
+  margin: 20px 0 0; padding: 12px 16px; border-radius: 6px; list-style: none;
   background: var(--bad-paper); color: var(--bad); font-weight: 600;
 }
 .headline { margin-top: 20px; }
@@ -33,7 +33,7 @@ section, details { margin-top: 32px; }
 .headline .number span { font-size: 17px; font-weight: 400; letter-spacing: 0; color: var(--soft); }
 .headline .good { color: var(--good); font-weight: 600; }
 .facts {
-  display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 14px 20px;
+  display: grid; grid-template-columns: repeat(auto-fill, minmax(126px, 1fr)); gap: 14px 20px;
   margin: 24px 0 0; padding: 16px 0; border-top: 1px solid var(--line); border-bottom: 1px solid var(--line);
 }
 dt { color: var(--soft); font-size: 13px; }
@@ -43,7 +43,7 @@ dd { margin: 0; font-weight: 550; font-variant-numeric: tabular-nums; overflow-w
 .chart p { margin: 0 0 4px; color: var(--soft); font-size: 14px; }
 .scroll { overflow-x: auto; margin-top: 8px; }
 table { border-collapse: collapse; min-width: min(100%, 480px); font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { padding: 6px 12px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td { padding: 6px 18px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 500; white-space: nowrap; }
 .text { text-align: left; }
 .num { text-align: right; white-space: nowrap; }

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,7 +54,7 @@ class Collective:
         check_equal(self.gather_json(facts))
         for tensor in tensors:
             travelling = tensor.to(self.device)
-            dist.broadcast(travelling, group_src=0, group=self.group)
+            _reached(dist.broadcast, travelling, group_src=0, group=self.group)
             tensor.copy_(travelling)
         sums = self.gather(torch.tensor([bit_sum(t.reshape(-1)) for t in tensors]))
         if (sums != sums[0]).any():
@@ -72,13 +73,8 @@ class Collective:
     def run(self, rank: int, round: Round) -> None:
         try:
             self._run(rank, round)
-        except RuntimeError as error:
-            if isinstance(error, Mismatch):
-                raise
-            raise ConnectionError(
-                f"round {round.report.round} at inner step {round.report.step} lost contact with another replica ({error}): "
-                "see the other replicas' logs, then resume all of them from the last checkpoint"
-            ) from error
+        except ConnectionError as error:
+            raise ConnectionError(f"round {round.report.round} at inner step {round.report.step} {error}") from error
 
     def _run(self, rank: int, round: Round) -> None:
         start = time.perf_counter()
@@ -115,22 +111,22 @@ class Collective:
     def _start_sum(self, buffer: Tensor) -> Callable[[], Tensor]:
         """Starts the sum over the replicas of a buffer whose length M divides; the returned function waits for it."""
         if self.replicas <= 2:
-            work = dist.all_reduce(buffer, group=self.group, async_op=True)
+            work = _reached(dist.all_reduce, buffer, group=self.group, async_op=True)
 
             def finish() -> Tensor:
-                work.wait()
+                _reached(work.wait)
                 return buffer
 
             return finish
         received = torch.empty_like(buffer)
-        work = dist.all_to_all_single(received, buffer, group=self.group, async_op=True)
+        work = _reached(dist.all_to_all_single, received, buffer, group=self.group, async_op=True)
 
         def finish_in_order() -> Tensor:
-            work.wait()
+            _reached(work.wait)
             first, *others = received.view(self.replicas, -1)
             for other in others:
                 first += other
-            dist.all_gather_into_tensor(buffer, first, group=self.group)
+            _reached(dist.all_gather_into_tensor, buffer, first, group=self.group)
             return buffer
 
         return finish_in_order
@@ -141,7 +137,7 @@ class Collective:
         """[len] on each replica -> [M, len] on the CPU of all."""
         row = row.to(self.device)
         rows = [torch.empty_like(row) for _ in range(self.replicas)]
-        dist.all_gather(rows, row, group=self.group)
+        _reached(dist.all_gather, rows, row, group=self.group)
         return torch.stack(rows).cpu()
 
     def gather_json(self, value: object) -> list:
@@ -157,6 +153,16 @@ class Collective:
         padded = torch.zeros(_round_up(values.numel(), self.replicas), dtype=values.dtype, device=self.device)
         padded[: values.numel()] = values
         return self._start_sum(padded)()[: values.numel()].to(values.device)
+
+
+def _reached(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The call's result; the backends report a dead or silent peer as a bare RuntimeError, which becomes a ConnectionError here."""
+    try:
+        return call(*arguments, **options)
+    except RuntimeError as error:
+        raise ConnectionError(
+            f"lost contact with another replica ({error}): see the other replicas' logs, then resume all of them from the last checkpoint"
+        ) from error
 
 
 def _round_up(length: int, multiple: int) -> int:

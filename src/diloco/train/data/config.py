@@ -36,7 +36,7 @@ class DataConfig:
     text_field: str = "text"
     """Field or column that holds the text in JSONL, parquet and Hugging Face sources."""
     seed: int = 0
-    """Seed of the data order. The held-out part does not depend on it."""
+    """Seed of the data order; a run adds its own seed to it. The held-out part does not depend on it."""
     shards: Literal["shuffled", "contiguous"] = "shuffled"
     """`shuffled`: all replicas draw from the whole data in one global order. `contiguous`: each replica has its own
     stretch of the data (deliberately unlike shards)."""

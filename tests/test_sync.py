@@ -1,0 +1,478 @@
+"""`DiLoCo` in somebody's own loop: the outer step, counting, and which tensors take part. All syncs start from replicas that differ.
+
+    pytest tests/test_sync.py
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from support.replicas import Fleet, inner_step, loss_of, small_model, states, weights_of
+from torch import nn
+
+import diloco
+from diloco.outer.tensors import clean_name, roster
+
+
+def ulps(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest distance in units of the last place of fp32."""
+    spacing = torch.finfo(torch.float32).eps * torch.maximum(a.abs(), b.abs()).clamp_min(1e-30)
+    return ((a - b).abs() / spacing).max().item()
+
+
+def test_lr_1_gives_the_mean_and_half_lands_half_way_report_1() -> None:
+    for lr, share in ((1.0, 1.0), (0.5, 0.5)):
+        fleet = Fleet(3, sync_every=100, outer=diloco.SGD(lr=lr))
+        start = fleet.weights()
+        fleet.run(7)
+        mean = torch.stack([fleet.weights(m) for m in range(3)]).mean(0)
+        assert (mean - start).abs().max() > 1e-3
+        fleet.finish()
+        target = start + share * (mean - start)
+        # The anchor is reached by subtracting a rounded difference: its error is that of the larger operand.
+        scale = torch.maximum(start.abs(), target.abs()).float()
+        assert ((fleet.weights() - target).abs().float() <= 2 * torch.finfo(torch.float32).eps * scale).all()
+
+
+def test_replicas_are_bit_identical_after_a_sync_report_2() -> None:
+    """Every parameter of every replica, a 1-D and a scalar one included; and of a model with a single parameter."""
+    fleet = Fleet(4, outer=diloco.Nesterov())
+    fleet.run(3)
+    assert not torch.equal(fleet.weights(0), fleet.weights(1))
+    fleet.run(1)
+    for m in range(1, 4):
+        assert all(torch.equal(a, b) for a, b in zip(fleet.models[0].parameters(), fleet.models[m].parameters(), strict=True))
+    assert len({s.checksum() for s in fleet.syncs}) == 1
+
+    lone = Fleet(2, build=lambda m: nn.Linear(5, 3, bias=False), sync_every=2)
+    lone.run(2)
+    assert torch.equal(lone.weights(0), lone.weights(1))
+
+
+@pytest.mark.parametrize(
+    "outer, torch_outer",
+    [
+        (diloco.Nesterov(0.7, 0.9), partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)),
+        (diloco.HeavyBall(1.0, 0.9), partial(torch.optim.SGD, lr=1.0, momentum=0.9)),
+        (diloco.SGD(0.6), partial(torch.optim.SGD, lr=0.6)),
+        (diloco.Adam(lr=0.3, eps=0.1), partial(torch.optim.Adam, lr=0.3, betas=(0.9, 0.99), eps=0.1)),
+        (diloco.Torch(torch.optim.AdamW, lr=0.2, eps=0.1, weight_decay=0.0), partial(torch.optim.AdamW, lr=0.2, eps=0.1, weight_decay=0.0)),
+        (partial(torch.optim.Adagrad, lr=0.1), partial(torch.optim.Adagrad, lr=0.1)),
+    ],
+    ids=lambda o: type(o).__name__,
+)
+def test_ten_rounds_equal_a_plain_torch_loop(outer, torch_outer) -> None:
+    """The algorithm written out by hand, with torch's optimizer on the outside, from the same data."""
+    fleet = Fleet(3, sync_every=4, outer=outer)
+    models = [small_model(0) for _ in range(3)]
+    inner = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in models]
+    anchor = [nn.Parameter(p.detach().clone()) for p in models[0].parameters()]
+    optimizer, step = torch_outer(anchor), 0
+    for _ in range(10):
+        fleet.run(4)
+        for _ in range(4):
+            for m in range(3):
+                inner_step(models[m], inner[m], m, step)
+            step += 1
+        for i, a in enumerate(anchor):
+            drifts = [a.detach() - list(m.parameters())[i].detach() for m in models]
+            a.grad = ((drifts[0] + drifts[1]) + drifts[2]) / 3
+        optimizer.step()
+        with torch.no_grad():
+            for model in models:
+                for p, a in zip(model.parameters(), anchor, strict=True):
+                    p.copy_(a)
+    # Adam's few roundings differ in order from torch's, and 40 inner steps amplify them; the others agree to the last bits.
+    torch.testing.assert_close(fleet.weights(), weights_of(models[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_sync_that_does_not_reduce_is_noticed_report_7(monkeypatch) -> None:
+    """Break the sum on purpose: each replica absorbs its own outer gradient. The anchors come apart and the round says so."""
+    from diloco.outer.round import Round
+
+    good = Round.absorb
+
+    def skip_the_reduce(self, bucket, total):
+        lo, hi = self.buckets[bucket]
+        own = torch.empty(hi - lo)
+        self.fragment.flat.drift(self.fragment.anchor, lo, hi, own)
+        good(self, bucket, own * len(self.weights))
+
+    monkeypatch.setattr(Round, "absorb", skip_the_reduce)
+    fleet = Fleet(2)
+    with pytest.raises(diloco.Mismatch, match="anchors differ between replicas after round 1"):
+        fleet.run(4)
+
+
+def test_syncs_are_counted_in_optimizer_steps_report_3() -> None:
+    """Three param groups, then two optimizers: 12 steps with H = 4 are 3 rounds, at steps 4, 8 and 12."""
+    model = small_model()
+    p = list(model.parameters())
+    grouped = torch.optim.AdamW([{"params": p[:1]}, {"params": p[1:3]}, {"params": p[3:]}], lr=0.01)
+    sync = diloco.DiLoCo(model, grouped, sync_every=4)
+    for t in range(12):
+        inner_step(model, grouped, 0, t)
+    assert [r.step for r in sync.rounds] == [4, 8, 12]
+
+    model = small_model()
+    p = list(model.parameters())
+    pair = [torch.optim.AdamW(p[:3], lr=0.01), torch.optim.SGD(p[3:], lr=0.01)]
+    sync = diloco.DiLoCo(model, pair, sync_every=4)
+    for t in range(12):
+        loss_of(model, 0, t).backward()
+        for optimizer in pair:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [r.step for r in sync.rounds] == [4, 8, 12]
+
+
+def test_gradient_accumulation_counts_steps_not_micro_batches_report_131() -> None:
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    sync = diloco.DiLoCo(model, optimizer, sync_every=8)
+    for micro in range(1, 33):
+        loss_of(model, 0, micro).backward()
+        assert not sync.rounds
+        if micro % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [r.step for r in sync.rounds] == [8]
+
+
+@pytest.mark.parametrize("hook", [True, False])
+def test_outer_steps_are_never_skipped_report_9(hook: bool) -> None:
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    calls = []
+    outer = (lambda anchor: {}, lambda g, state, round: (calls.append(round), (g, state))[1])
+    sync = diloco.DiLoCo(model, optimizer, sync_every=3, outer=outer, hook=hook)
+    for t in range(11):
+        inner_step(model, optimizer, 0, t)
+        if not hook:
+            sync.step()
+    assert calls == [1, 2, 3] and sync.receipt()["rounds_committed"] == 3
+
+
+def test_one_replica_really_runs_the_outer_step_report_10() -> None:
+    def train(outer: object | None) -> torch.Tensor:
+        model = small_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        if outer:
+            diloco.DiLoCo(model, optimizer, sync_every=4, outer=outer)
+        for t in range(12):
+            inner_step(model, optimizer, 0, t)
+        return weights_of(model)
+
+    plain = train(None)
+    torch.testing.assert_close(train(diloco.SGD(1.0)), plain, rtol=1e-5, atol=1e-6)
+    assert (train(diloco.Nesterov(0.7, 0.9)) - plain).abs().max() > 1e-3
+    assert (train(diloco.SGD(0.5)) - plain).abs().max() > 1e-3
+
+
+def test_last_partial_window_is_flushed_and_counted_report_19() -> None:
+    flushed, dropped = Fleet(2, sync_every=5), Fleet(2, sync_every=5)
+    for fleet in (flushed, dropped):
+        fleet.run(13)
+    flushed.finish()
+    for sync in dropped.syncs:
+        sync.finish(flush=False)
+    receipt = flushed.syncs[0].receipt()
+    assert [(r["steps"], r["partial"]) for r in receipt["rounds"]] == [(5, False), (5, False), (3, True)]
+    assert receipt["inner_steps_unsynced"] == receipt["inner_steps_dropped"] == 0
+    assert dropped.syncs[0].receipt()["inner_steps_dropped"] == 3 and len(dropped.syncs[0].rounds) == 2
+    for fleet in (flushed, dropped):
+        assert torch.equal(fleet.weights(0), fleet.weights(1))
+    flushed.finish()
+    assert len(flushed.syncs[0].rounds) == 3
+
+
+def test_as_a_context_manager_it_flushes_and_lets_go() -> None:
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with diloco.DiLoCo(model, optimizer, sync_every=5) as sync:
+        for t in range(7):
+            inner_step(model, optimizer, 0, t)
+    assert [r.steps for r in sync.rounds] == [5, 2]
+    inner_step(model, optimizer, 0, 8)
+    assert sync.inner_step == 7
+
+
+def test_a_nan_replica_is_left_out_reset_and_recorded_report_85() -> None:
+    """NaN at the last inner step before a sync: the round is the mean of the others, and the sick one starts afresh, moments too."""
+
+    def poison(m: int, step: int) -> None:
+        if m == 1 and step == 3:
+            with torch.no_grad():
+                fleet.models[1][0].weight[0, 0] = float("nan")
+
+    fleet = Fleet(3, outer=diloco.SGD(1.0))
+    healthy = Fleet(3, outer=diloco.SGD(1.0), sync_every=100)
+    fleet.run(4, each=poison)
+    healthy.run(4)
+    mean = (healthy.weights(0) + healthy.weights(2)) / 2
+    torch.testing.assert_close(fleet.weights(0), mean, rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(fleet.weights(0), fleet.weights(m)) for m in (1, 2))
+    assert [s.rounds[0].left_out for s in fleet.syncs] == [[1]] * 3
+    assert fleet.syncs[0].receipt()["replica_resets"] == [0, 1, 0]
+    fleet.run(8)
+    assert fleet.syncs[0].rounds[-1].left_out == [] and fleet.weights(1).isfinite().all()
+
+
+def test_a_round_without_a_finite_replica_fails_and_keeps_the_anchor() -> None:
+    fleet = Fleet(2)
+    before = fleet.syncs[0].checksum()
+
+    def poison(m: int, step: int) -> None:
+        if step == 3:
+            with torch.no_grad():
+                fleet.models[m].scale.fill_(float("inf"))
+
+    fleet.run(4, each=poison)
+    receipt = fleet.syncs[0].receipt()
+    assert (receipt["rounds_planned"], receipt["rounds_committed"], receipt["rounds_failed"]) == (1, 0, 1)
+    assert fleet.syncs[0].checksum() == before and fleet.weights(1).isfinite().all()
+    fleet.run(4)
+    counts = fleet.syncs[0].state_dict()["counts"]
+    assert (counts["rounds_planned"], counts["outer_steps"]) == (2, 1)  # report 34: only `planned` moves when a round fails
+
+
+def test_small_outer_updates_survive_in_bf16_report_83() -> None:
+    """100 outer steps far below bf16's resolution: the fp32 anchor moves as an fp32 model's would."""
+    sizes = (64, 32)
+    drift = 1e-4 * torch.randn(sizes, generator=torch.Generator().manual_seed(0)).abs()
+
+    def train(dtype: torch.dtype) -> torch.Tensor:
+        model = nn.Linear(32, 64, bias=False).to(dtype)
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), sync_every=1, hook=False, outer=diloco.SGD(1e-3))
+        for _ in range(100):
+            with torch.no_grad():
+                model.weight.sub_(0.0625)  # exact in bf16: both replicas send the same outer gradient
+            sync.step()
+        return sync.anchor()["weight"].clone()
+
+    anchor = train(torch.bfloat16)
+    assert anchor.dtype == torch.float32
+    torch.testing.assert_close(anchor, train(torch.float32), rtol=1e-6, atol=0)
+    assert drift.numel() and (anchor < 1.0).all()
+
+
+def test_frozen_weights_stay_home_report_97() -> None:
+    """LoRA: with 99% frozen, 1% is sent and held."""
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 1, bias=False))
+    for p in model[0].parameters():
+        p.requires_grad_(False)
+    fleet = Fleet(2, build=lambda m: copy.deepcopy(model), sync_every=1)
+    sync = fleet.syncs[0]
+    assert sync.fragment.anchor.numel() == 100 and list(sync.anchor()) == ["1.weight"]
+    before = model[0].weight.clone()
+    for m, o in zip(fleet.models, fleet.optimizers, strict=True):
+        m(torch.ones(4, 100)).sum().backward()
+        o.step()
+    assert sync.rounds[0].bytes_sent < 0.05 * 4 * 10_200 and torch.equal(fleet.models[1][0].weight, before)
+
+
+def test_differing_frozen_weights_are_refused() -> None:
+    def build(m: int) -> nn.Module:
+        model = small_model(m)
+        model[0].weight.requires_grad_(False)
+        return model
+
+    with pytest.raises(diloco.BadInput, match="frozen weights differs"):
+        Fleet(2, build=build)
+
+
+def test_tied_tensors_take_part_once_report_98() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(5, 5), nn.Linear(5, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x @ self.embed.weight)[:, :3]
+
+    fleet = Fleet(2, build=lambda m: Tied(), sync_every=2, outer=diloco.Nesterov())
+    pointer = fleet.models[0].embed.weight.data_ptr()
+    fleet.run(4)
+    model, sync = fleet.models[0], fleet.syncs[0]
+    assert model.head.weight is model.embed.weight and model.embed.weight.data_ptr() == pointer
+    assert sync.fragment.anchor.numel() == 25 == sync.fragment.state.tensors["momentum"].numel()
+
+
+def test_unused_parameters_are_still_merged() -> None:
+    def build(m: int) -> nn.Module:
+        model = small_model()
+        model.unused = nn.Parameter(torch.zeros(3))
+        return model
+
+    fleet = Fleet(2, build=build, sync_every=1, outer=diloco.SGD(1.0))
+    with torch.no_grad():
+        fleet.models[1].unused.fill_(2.0)
+    fleet.run(1)
+    assert fleet.models[0].unused.tolist() == fleet.models[1].unused.tolist() == [1.0, 1.0, 1.0]
+
+
+class Normalised(nn.Module):
+    """BatchNorm, an integer counter, a constant buffer and a rotary cache that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(5, 3), nn.BatchNorm1d(3)
+        self.register_buffer("constant", torch.tensor([0.1, 1 / 3, 7e-12]))
+        self.register_buffer("cache", torch.tensor([0.3]), persistent=False)
+        self.register_buffer("flag", torch.tensor([True, False]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x))
+
+
+@pytest.mark.parametrize("counters", ["keep", "max"])
+def test_float_buffers_are_averaged_and_counters_kept_report_95(counters: str) -> None:
+    fleet = Fleet(3, build=lambda m: Normalised(), sync_every=4, counters=counters)
+    fleet.run(3)
+    with torch.no_grad():
+        fleet.models[2].norm.num_batches_tracked.add_(10)
+        fleet.models[1].cache.fill_(9.0)
+    before = [states(m) for m in fleet.models]
+    fleet.run(1)
+    stats = [b["norm.running_mean"] for b in before]
+    assert not torch.equal(stats[0], stats[1])
+    after = [states(m) for m in fleet.models]
+    assert all(torch.equal(after[0]["norm.running_mean"], a["norm.running_mean"]) for a in after)
+    assert all(torch.equal(a["constant"], Normalised().constant) for a in after)
+    assert [a["norm.num_batches_tracked"].item() for a in after] == ([14, 14, 14] if counters == "max" else [4, 4, 14])
+    assert fleet.models[1].cache.item() == 9.0
+
+
+def test_running_variance_is_never_stepped_report_93() -> None:
+    """Under Nesterov 0.7 / 0.9 a variance that shrinks each round would go negative within 12 rounds."""
+    fleet = Fleet(2, build=lambda m: Normalised(), sync_every=1, outer=diloco.Nesterov(0.7, 0.9))
+    for _ in range(12):
+        with torch.no_grad():
+            for model in fleet.models:
+                model.norm.running_var.mul_(0.5)
+        fleet.run(1)
+        assert (fleet.models[0].norm.running_var > 0).all()
+
+
+def test_replicas_that_start_apart_are_made_equal_report_102() -> None:
+    fleet = Fleet(3, build=small_model)
+    assert torch.equal(fleet.weights(0), fleet.weights(1)) and torch.equal(fleet.weights(0), weights_of(small_model(0)))
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        ({"sync_every": 5}, "sync_every differs: 4 on replica 0, 5 on replica 1"),
+        ({"outer": diloco.Nesterov(0.7, 0.8)}, "outer differs: .*momentum=0.9.*momentum=0.8"),
+        ({"merge": "tokens"}, "merge differs"),
+        ({"facts": {"tokenizer": "b"}}, "tokenizer differs: 'a' on replica 0, 'b' on replica 1"),
+        ({"model": nn.Linear(5, 4)}, r"tensors differ: replica 0 has trained bias \(3,\).* where replica 1 has trained bias \(4,\)"),
+        ({"model": nn.Linear(5, 3).to(torch.bfloat16)}, "bfloat16"),
+        ({"model": nn.Linear(5, 3, bias=False)}, "tensors differ: replica 0 has trained bias"),
+    ],
+)
+def test_differences_are_refused_by_name_report_103_and_133(other: dict, message: str) -> None:
+    exchange = diloco.Local(2)
+    options = {"sync_every": 4, "facts": {"tokenizer": "a"}, "outer": diloco.Nesterov(0.7, 0.9)}
+    model = nn.Linear(5, 3)
+    diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), exchange=exchange, **options)
+    model = other.pop("model", nn.Linear(5, 3))
+    with pytest.raises(diloco.BadInput, match=message):
+        diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), exchange=exchange, **{**options, **other})
+
+
+def test_matched_by_name_through_wrappers_report_37() -> None:
+    assert clean_name("_orig_mod.a._checkpoint_wrapped_module.weight") == "a.weight"
+    plain, compiled = small_model(), torch.compile(small_model())
+    assert roster(plain).description() == roster(compiled).description()
+
+
+def test_order_of_construction_does_not_matter() -> None:
+    class Swapped(nn.Module):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__()
+            for name in (first, second):
+                setattr(self, name, nn.Linear(5, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) + self.b(x)
+
+    fleet = Fleet(2, build=lambda m: Swapped("ab"[m], "ba"[m]), sync_every=2)
+    fleet.run(2)
+    assert torch.equal(fleet.models[0].a.weight, fleet.models[1].a.weight)
+    assert not torch.equal(fleet.models[0].a.weight, fleet.models[0].b.weight)
+
+
+def test_spread_and_cosine_are_what_they_say_report_121() -> None:
+    fleet = Fleet(3, sync_every=100, outer=diloco.SGD(0.5))
+    start = fleet.weights()
+    fleet.run(6)
+    ends = [fleet.weights(m) for m in range(3)]
+    fleet.finish()
+    mean, report = sum(ends) / 3, fleet.syncs[0].rounds[0]
+    distances = sorted((e - mean).norm().item() for e in ends)
+    cosines = sorted(torch.dot(start - e, start - mean).item() / ((start - e).norm() * (start - mean).norm()).item() for e in ends)
+    assert report.spread_median == pytest.approx(distances[1], rel=1e-5)
+    assert report.spread_max == pytest.approx(distances[2], rel=1e-5)
+    assert report.cosine_median == pytest.approx(cosines[1], rel=1e-4)
+    assert report.outer_gradient_norm == pytest.approx((start - mean).norm().item(), rel=1e-5)
+    assert report.outer_update_norm == pytest.approx(0.5 * (start - mean).norm().item(), rel=1e-5)
+
+
+def test_outer_update_is_clipped_report_94() -> None:
+    fleet = Fleet(2, sync_every=4, outer=diloco.Nesterov(0.7, 0.9, clip=0.01))
+    start = fleet.weights()
+    fleet.run(4)
+    assert (fleet.weights() - start).norm().item() == pytest.approx(0.01, rel=1e-4)
+    assert fleet.syncs[0].rounds[0].outer_update_norm == pytest.approx(0.01, rel=1e-4)
+
+
+def test_merge_by_tokens_weighs_unequal_replicas() -> None:
+    fleet = Fleet(2, sync_every=100, outer=diloco.SGD(1.0), merge="tokens")
+    fleet.run(3)
+    ends = [fleet.weights(m) for m in range(2)]
+    fleet.syncs[0].count_tokens(300)
+    fleet.syncs[1].count_tokens(100)
+    fleet.finish()
+    torch.testing.assert_close(fleet.weights(), (3 * ends[0] + ends[1]) / 4, rtol=1e-6, atol=1e-7)
+    assert fleet.syncs[1].receipt()["tokens_per_replica"] == [300, 100]
+
+
+def test_replicas_out_of_step_are_refused() -> None:
+    fleet = Fleet(2, sync_every=2)
+    with pytest.raises(diloco.Mismatch, match="replica 0 reached its next sync while replicas \\[1\\]"):
+        for t in range(4):
+            inner_step(fleet.models[0], fleet.optimizers[0], 0, t)
+    lone = diloco.Local(2)
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    diloco.DiLoCo(model, optimizer, sync_every=1, exchange=lone)
+    with pytest.raises(diloco.Mismatch, match="only 1 of 2 replicas were built"):
+        inner_step(model, optimizer, 0, 0)
+
+
+@pytest.mark.parametrize("sync_every", [0, -3, 2.5, True, None])
+def test_bad_sync_every(sync_every: object) -> None:
+    model = small_model()
+    with pytest.raises(diloco.BadInput, match="sync_every"):
+        diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=sync_every)
+
+
+def test_nothing_trainable_is_refused() -> None:
+    model = small_model().requires_grad_(False)
+    with pytest.raises(diloco.BadInput, match="requires_grad"):
+        diloco.DiLoCo(model, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), sync_every=1)
+
+
+def test_float64_models_keep_their_precision() -> None:
+    fleet = Fleet(2, build=lambda m: small_model(m), sync_every=3)
+    assert fleet.syncs[0].fragment.anchor.dtype == torch.float32
+    model = nn.Linear(3, 3).double()
+    sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=1)
+    assert sync.fragment.anchor.dtype == torch.float64
