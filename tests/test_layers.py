@@ -1,6 +1,6 @@
 """Who may import whom: the imports of every file are parsed and held against DESIGN's lines.
 
-    pytest tests/test_layers.py
+pytest tests/test_layers.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""`DiLoCo` in somebody's own loop: the outer step, counting, and which tensors take part. All syncs start from replicas that differ.
+"""`DiLoCo` in somebody's own loop: the outer step, counting, and which tensors take part. All syncs start from replicas
+that differ.
 
-    pytest tests/test_sync.py
+pytest tests/test_sync.py
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def test_replicas_are_bit_identical_after_a_sync_report_2() -> None:
     assert not torch.equal(fleet.weights(0), fleet.weights(1))
     fleet.run(1)
     for m in range(1, 4):
-        assert all(torch.equal(a, b) for a, b in zip(fleet.models[0].parameters(), fleet.models[m].parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(fleet.models[0].parameters(), fleet.models[m].parameters(), strict=True)
+        )
     assert len({s.checksum() for s in fleet.syncs}) == 1
 
     lone = Fleet(2, build=lambda m: nn.Linear(5, 3, bias=False), sync_every=2)
@@ -59,7 +62,10 @@ def test_replicas_are_bit_identical_after_a_sync_report_2() -> None:
         (diloco.HeavyBall(1.0, 0.9), partial(torch.optim.SGD, lr=1.0, momentum=0.9)),
         (diloco.SGD(0.6), partial(torch.optim.SGD, lr=0.6)),
         (diloco.Adam(lr=0.3, eps=0.1), partial(torch.optim.Adam, lr=0.3, betas=(0.9, 0.99), eps=0.1)),
-        (diloco.Torch(torch.optim.AdamW, lr=0.2, eps=0.1, weight_decay=0.0), partial(torch.optim.AdamW, lr=0.2, eps=0.1, weight_decay=0.0)),
+        (
+            diloco.Torch(torch.optim.AdamW, lr=0.2, eps=0.1, weight_decay=0.0),
+            partial(torch.optim.AdamW, lr=0.2, eps=0.1, weight_decay=0.0),
+        ),
         (partial(torch.optim.Adagrad, lr=0.1), partial(torch.optim.Adagrad, lr=0.1)),
     ],
     ids=lambda o: type(o).__name__,
@@ -85,12 +91,14 @@ def test_ten_rounds_equal_a_plain_torch_loop(outer, torch_outer) -> None:
             for model in models:
                 for p, a in zip(model.parameters(), anchor, strict=True):
                     p.copy_(a)
-    # Adam's few roundings differ in order from torch's, and 40 inner steps amplify them; the others agree to the last bits.
+    # Adam's few roundings differ in order from torch's, and 40 inner steps amplify them; the others agree to the last
+    # bits.
     torch.testing.assert_close(fleet.weights(), weights_of(models[0]), rtol=1e-5, atol=1e-6)
 
 
 def test_a_sync_that_does_not_reduce_is_noticed_report_7(monkeypatch) -> None:
-    """Break the sum on purpose: each replica absorbs its own outer gradient. The anchors come apart and the round says so."""
+    """Break the sum on purpose: each replica absorbs its own outer gradient. The anchors come apart and the round says
+    so."""
     from diloco.outer.round import Round
 
     good = Round.absorb
@@ -201,7 +209,8 @@ def test_as_a_context_manager_it_flushes_and_lets_go() -> None:
 
 
 def test_a_nan_replica_is_left_out_reset_and_recorded_report_85() -> None:
-    """NaN at the last inner step before a sync: the round is the mean of the others, and the sick one starts afresh, moments too."""
+    """NaN at the last inner step before a sync: the round is the mean of the others, and the sick one starts afresh,
+    moments too."""
 
     def poison(m: int, step: int) -> None:
         if m == 1 and step == 3:
@@ -236,7 +245,10 @@ def test_a_round_without_a_finite_replica_fails_and_keeps_the_anchor() -> None:
     assert fleet.syncs[0].checksum() == before and fleet.weights(1).isfinite().all()
     fleet.run(4)
     counts = fleet.syncs[0].state_dict()["counts"]
-    assert (counts["rounds_planned"], counts["outer_steps"]) == (2, 1)  # report 34: only `planned` moves when a round fails
+    assert (counts["rounds_planned"], counts["outer_steps"]) == (
+        2,
+        1,
+    )  # report 34: only `planned` moves when a round fails
 
 
 def test_small_outer_updates_survive_in_bf16_report_83() -> None:
@@ -248,7 +260,9 @@ def test_small_outer_updates_survive_in_bf16_report_83() -> None:
         model = nn.Linear(32, 64, bias=False).to(dtype)
         with torch.no_grad():
             model.weight.fill_(1.0)
-        sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), sync_every=1, hook=False, outer=diloco.SGD(1e-3))
+        sync = diloco.DiLoCo(
+            model, torch.optim.SGD(model.parameters(), lr=1.0), sync_every=1, hook=False, outer=diloco.SGD(1e-3)
+        )
         for _ in range(100):
             with torch.no_grad():
                 model.weight.sub_(0.0625)  # exact in bf16: both replicas send the same outer gradient
@@ -372,7 +386,10 @@ def test_replicas_that_start_apart_are_made_equal_report_102() -> None:
         ({"outer": diloco.Nesterov(0.7, 0.8)}, "outer differs: .*momentum=0.9.*momentum=0.8"),
         ({"merge": "tokens"}, "merge differs"),
         ({"facts": {"tokenizer": "b"}}, "tokenizer differs: 'a' on replica 0, 'b' on replica 1"),
-        ({"model": nn.Linear(5, 4)}, r"tensors differ: replica 0 has trained bias \(3,\).* where replica 1 has trained bias \(4,\)"),
+        (
+            {"model": nn.Linear(5, 4)},
+            r"tensors differ: replica 0 has trained bias \(3,\).* where replica 1 has trained bias \(4,\)",
+        ),
         ({"model": nn.Linear(5, 3).to(torch.bfloat16)}, "bfloat16"),
         ({"model": nn.Linear(5, 3, bias=False)}, "tensors differ: replica 0 has trained bias"),
     ],
@@ -417,7 +434,9 @@ def test_spread_and_cosine_are_what_they_say_report_121() -> None:
     fleet.finish()
     mean, report = sum(ends) / 3, fleet.syncs[0].rounds[0]
     distances = sorted((e - mean).norm().item() for e in ends)
-    cosines = sorted(torch.dot(start - e, start - mean).item() / ((start - e).norm() * (start - mean).norm()).item() for e in ends)
+    cosines = sorted(
+        torch.dot(start - e, start - mean).item() / ((start - e).norm() * (start - mean).norm()).item() for e in ends
+    )
     assert report.spread_median == pytest.approx(distances[1], rel=1e-5)
     assert report.spread_max == pytest.approx(distances[2], rel=1e-5)
     assert report.cosine_median == pytest.approx(cosines[1], rel=1e-4)

@@ -1,6 +1,6 @@
 """The state of a `DiLoCo`: complete, loud when it is not, and equal to never having stopped.
 
-    pytest tests/test_sync_resume.py
+pytest tests/test_sync_resume.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from torch import nn
 import diloco
 from diloco.checkpoint import pack, unpack
 
-OUTERS = [diloco.Nesterov(0.7, 0.9), diloco.Adam(lr=0.3), diloco.SGD(0.5), partial(torch.optim.SGD, lr=0.7, momentum=0.9)]
+OUTERS = [
+    diloco.Nesterov(0.7, 0.9),
+    diloco.Adam(lr=0.3),
+    diloco.SGD(0.5),
+    partial(torch.optim.SGD, lr=0.7, momentum=0.9),
+]
 
 
 def saved(fleet: Fleet) -> list[dict]:
@@ -81,7 +86,10 @@ def test_another_outer_optimizers_state_is_refused() -> None:
         Fleet(1, outer=diloco.Adam()).syncs[0].load_state_dict(state)
     with pytest.raises(diloco.BadInput, match=r"anchor 'weight' was saved with shape \(3, 5\), here \(3, 4\)"):
         wide, narrow = nn.Linear(5, 3), nn.Linear(4, 3)
-        syncs = [diloco.DiLoCo(m, torch.optim.SGD(m.parameters(), lr=0.1), sync_every=1, exchange=diloco.Local(1)) for m in (wide, narrow)]
+        syncs = [
+            diloco.DiLoCo(m, torch.optim.SGD(m.parameters(), lr=0.1), sync_every=1, exchange=diloco.Local(1))
+            for m in (wide, narrow)
+        ]
         syncs[1].load_state_dict(syncs[0].state_dict())
 
 

@@ -1,6 +1,7 @@
 """`DiLoCo`: the five lines that go into somebody's own training loop.
 
-It counts inner steps, decides when a round is due, keeps the books, and leaves the arithmetic to `outer/` and the travelling to `wire/`.
+It counts inner steps, decides when a round is due, keeps the books, and leaves the arithmetic to `outer/` and the
+travelling to `wire/`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ COUNTERS = ("keep", "max")
 
 
 class DiLoCo:
-    """Keeps a replica in step with the others: every `sync_every` optimizer steps one round is run (DiLoCo, arXiv 2311.08105, Algorithm 1).
+    """Keeps a replica in step with the others: every `sync_every` optimizer steps it runs one round.
+
+    DiLoCo, arXiv 2311.08105, Algorithm 1.
 
     Args:
         model: any nn.Module. Parameters with requires_grad take part, once each; see `outer/tensors.py` for buffers.
@@ -36,17 +39,20 @@ class DiLoCo:
         sync_every: H, inner steps between two outer steps.
         outer: an outer optimizer, a pair of functions (init, update), or a torch.optim class.
         merge: "mean", or "tokens" to weigh replicas by the tokens given to `count_tokens`.
-        exchange: `Collective(group)`, `Local(replicas)`; by default the process group where torch.distributed is initialised,
-            else this process alone. With one replica the outer step is still run.
-        hook: sync from the optimizer's own step hook. With False, call `step()` after each optimizer step; do that with a grad scaler,
-            whose skipped steps reach no hook.
+        exchange: `Collective(group)`, `Local(replicas)`; by default the process group where torch.distributed is
+            initialised, else this process alone. With one replica the outer step is still run.
+        hook: sync from the optimizer's own step hook. With False, call `step()` after each optimizer step; do that with
+            a grad scaler, whose skipped steps reach no hook.
         counters: integer buffers are left alone ("keep") or brought to their maximum over the replicas ("max").
-        anchor_device: where anchor and outer state live; "cpu" frees accelerator memory for two fp32 copies of the model.
-        facts: whatever else has to be the same on all replicas (a tokenizer's hash, say); JSON values, refused by name where they differ.
+        anchor_device: where anchor and outer state live; "cpu" spares accelerator memory for two fp32 copies of the
+            model.
+        facts: whatever else has to be the same on all replicas (a tokenizer's hash, say): JSON values, refused by name
+            where they differ.
         on_round: called with the `RoundReport` of every round.
 
     Raises:
-        BadInput: a setting that cannot be used, or one that differs between replicas, before the first step and on all of them.
+        BadInput: a setting that cannot be used, or one that differs between replicas, before the first step and on all
+        of them.
     """
 
     def __init__(
@@ -103,7 +109,9 @@ class DiLoCo:
 
     def _frozen_sum(self) -> str:
         frozen = sorted((clean_name(n), p) for n, p in self.model.named_parameters() if not p.requires_grad)
-        return f"checksum {sum((2 * i + 1) * bit_sum(linear_view(p, n)) for i, (n, p) in enumerate(frozen)) % 2**64:016x}"
+        return (
+            f"checksum {sum((2 * i + 1) * bit_sum(linear_view(p, n)) for i, (n, p) in enumerate(frozen)) % 2**64:016x}"
+        )
 
     def _reset_counts(self) -> None:
         self.inner_step = 0
@@ -137,7 +145,8 @@ class DiLoCo:
             self._sync(partial=False)
 
     def finish(self, flush: bool = True) -> None:
-        """Ends the run: syncs a last window shorter than sync_every, or with flush=False drops it and counts its steps as dropped.
+        """Ends the run: syncs a last window shorter than sync_every, or with flush=False drops it and counts its steps
+        as dropped.
 
         Safe to call twice. All replicas must call it.
         """
@@ -148,7 +157,7 @@ class DiLoCo:
             self.restart_window()
 
     def restart_window(self) -> int:
-        """Drops what the replica did since the last sync: its weights become the anchor. Returns the inner steps dropped."""
+        """Makes the anchor the replica's weights and returns the inner steps that are dropped by it."""
         dropped = self.inner_step - self.synced_step
         self.steps_dropped += dropped
         self.synced_step, self.window_tokens = self.inner_step, 0
@@ -175,7 +184,14 @@ class DiLoCo:
         steps = self.inner_step - self.synced_step
         report = RoundReport(round=self.rounds_planned, step=self.inner_step, steps=steps, partial=partial)
         round = Round(
-            self.fragment, self.tensors, self._weights, self.counters == "max", self.outer_steps, report, self.window_tokens, self._closed
+            self.fragment,
+            self.tensors,
+            self._weights,
+            self.counters == "max",
+            self.outer_steps,
+            report,
+            self.window_tokens,
+            self._closed,
         )
         self.exchange.run(self.rank, round)
 
@@ -207,7 +223,7 @@ class DiLoCo:
         return f"{self.fragment.checksum() % 2**64:016x}"
 
     def receipt(self) -> dict:
-        """What the run did, so that a run whose syncs failed cannot look like one whose syncs worked. JSON values only."""
+        """What the run did, in JSON values: one whose syncs failed cannot look like one whose syncs worked."""
         committed = [r for r in self.rounds if r.committed]
         return {
             "replica": self.rank,
@@ -242,7 +258,8 @@ class DiLoCo:
     def state_dict(self) -> dict:
         """Anchor, outer state, and all counters; tensors are the live ones, not copies.
 
-        Together with the model's own weights and the inner optimizer's state it is all a resume needs, in mid-window too.
+        Together with the model's own weights and the inner optimizer's state it is all a resume needs, in mid-window
+        too.
         """
         return {
             "anchor": self.anchor(),
@@ -251,21 +268,36 @@ class DiLoCo:
             "rounds": [dataclasses.asdict(r) for r in self.rounds],
         }
 
-    _COUNTS = ("inner_step", "synced_step", "outer_steps", "window_tokens", "rounds_planned", "steps_dropped", "compute_s")
+    _COUNTS = (
+        "inner_step",
+        "synced_step",
+        "outer_steps",
+        "window_tokens",
+        "rounds_planned",
+        "steps_dropped",
+        "compute_s",
+    )
 
     def _outer_state(self) -> dict:
         state = self.fragment.state.state_dict()
-        return {"torch": state} if "param_groups" in state else {k: self.fragment.flat.named_views(v) for k, v in state.items()}
+        return (
+            {"torch": state}
+            if "param_groups" in state
+            else {k: self.fragment.flat.named_views(v) for k, v in state.items()}
+        )
 
     def load_state_dict(self, state: dict) -> None:
         """Restores what `state_dict` gave, from a run with as many replicas or another number.
 
-        The model's weights are not touched: load them from your own checkpoint, since inside a window they differ from the anchor.
+        The model's weights are not touched: load them from your own checkpoint, since inside a window they differ from
+        the anchor.
         Raises BadInput naming what is missing or does not fit.
         """
         for key in ("anchor", "outer", "counts", "rounds"):
             if key not in state:
-                raise BadInput(f"the state of DiLoCo lacks {key!r}: it cannot be resumed without repeating or losing work")
+                raise BadInput(
+                    f"the state of DiLoCo lacks {key!r}: it cannot be resumed without repeating or losing work"
+                )
         _check_names("anchor", state["anchor"], self.anchor())
         own = self._outer_state()
         _check_names("outer state", state["outer"], own)
@@ -292,7 +324,9 @@ def _check_names(what: str, given: dict, wanted: dict) -> None:
     missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     if missing or extra:
         found = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which this run has not"
-        raise BadInput(f"{what} in the saved state {found}: load it with the model and outer optimizer it was saved from")
+        raise BadInput(
+            f"{what} in the saved state {found}: load it with the model and outer optimizer it was saved from"
+        )
     for name, tensor in wanted.items():
         if isinstance(tensor, Tensor) and given[name].shape != tensor.shape:
             shapes = f"{tuple(given[name].shape)}, here {tuple(tensor.shape)}"

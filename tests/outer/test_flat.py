@@ -1,6 +1,6 @@
 """The flat buffer: every element exactly once, whatever the bucket's size and the tensors' layout.
 
-    pytest tests/outer/test_flat.py
+pytest tests/outer/test_flat.py
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def test_buckets_cover_every_element_once_report_5(bucket: int) -> None:
     flat = Flat(tensors(), bucket)
     whole = flat.read(torch.float32, torch.device("cpu"))
     assert whole.numel() == sum(t.numel() for t in tensors().values()) == flat.numel
-    anchor, out = torch.randn(flat.numel, generator=torch.Generator().manual_seed(1)), torch.full((flat.numel,), float("nan"))
+    anchor, out = (
+        torch.randn(flat.numel, generator=torch.Generator().manual_seed(1)),
+        torch.full((flat.numel,), float("nan")),
+    )
     seen = torch.zeros(flat.numel)
     for lo, hi in flat.buckets():
         for start, stop, weights in flat.pieces(lo, hi):
@@ -67,7 +70,8 @@ def test_a_view_with_gaps_is_refused_by_name() -> None:
 
 
 def test_drift_is_measured_from_the_rounded_anchor() -> None:
-    """A bf16 replica that has not moved has no outer gradient, although its fp32 anchor lies between two bf16 numbers."""
+    """A bf16 replica that has not moved has no outer gradient, although its fp32 anchor lies between two bf16
+    numbers."""
     weights = torch.zeros(3, dtype=torch.bfloat16)
     flat, anchor, out = Flat({"w": weights}, 3), torch.tensor([1.0001, -2.0002, 3e-9]), torch.empty(3)
     flat.write(anchor, 0, 3)

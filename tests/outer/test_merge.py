@@ -1,6 +1,6 @@
 """Merging against numpy: sums, weights, replicas left out.
 
-    pytest tests/outer/test_merge.py
+pytest tests/outer/test_merge.py
 """
 
 from __future__ import annotations

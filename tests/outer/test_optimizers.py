@@ -1,6 +1,6 @@
 """Every outer optimizer against a loop of plain torch written here, over 10 rounds, and what all of them share.
 
-    pytest tests/outer/test_optimizers.py
+pytest tests/outer/test_optimizers.py
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def test_outer_step_changes_none_of_its_arguments(outer) -> None:
 
 def test_one_nesterov_step_golden() -> None:
     """Hand arithmetic: m = 0.9 * 0 + 1; the anchor moves by 0.7 * (1 + 0.9). May change only with the equation."""
-    after, state = outer_step(diloco.Nesterov(0.7, 0.9), torch.zeros(1), {"momentum": torch.zeros(1)}, [torch.ones(1)], [1.0], 1)
+    after, state = outer_step(
+        diloco.Nesterov(0.7, 0.9), torch.zeros(1), {"momentum": torch.zeros(1)}, [torch.ones(1)], [1.0], 1
+    )
     assert after.item() == pytest.approx(-1.33, abs=1e-7) and state["momentum"].item() == 1.0
 
 

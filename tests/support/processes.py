@@ -25,7 +25,8 @@ def run_ranks(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any
     with tempfile.TemporaryDirectory() as folder:
         results = context.Queue()
         processes = [
-            context.Process(target=_rank, args=(rank, world, folder, results, work, arguments), daemon=True) for rank in range(world)
+            context.Process(target=_rank, args=(rank, world, folder, results, work, arguments), daemon=True)
+            for rank in range(world)
         ]
         for process in processes:
             process.start()

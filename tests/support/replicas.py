@@ -35,17 +35,23 @@ def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, replica: int,
 class Fleet:
     """M replicas in one process."""
 
-    def __init__(self, replicas: int, build: Callable[[int], nn.Module] = small_model, lr: float = 0.05, **options: object) -> None:
+    def __init__(
+        self, replicas: int, build: Callable[[int], nn.Module] = small_model, lr: float = 0.05, **options: object
+    ) -> None:
         exchange = diloco.Local(replicas)
         self.models = [build(m) for m in range(replicas)]
-        self.optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=lr) for m in self.models]
+        self.optimizers = [
+            torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=lr) for m in self.models
+        ]
         self.syncs = [
-            diloco.DiLoCo(m, o, exchange=exchange, **{"sync_every": 4, **options}) for m, o in zip(self.models, self.optimizers, strict=True)
+            diloco.DiLoCo(m, o, exchange=exchange, **{"sync_every": 4, **options})
+            for m, o in zip(self.models, self.optimizers, strict=True)
         ]
         self.step = 0
 
     def run(self, steps: int, each: Callable[[int, int], None] | None = None) -> list[list[float]]:
-        """Steps all replicas in turn; `each(replica, step)` is called just before each optimizer step's backward pass."""
+        """Steps all replicas in turn; `each(replica, step)` is called just before each optimizer step's backward
+        pass."""
         losses = []
         for _ in range(steps):
             row = []

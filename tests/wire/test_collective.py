@@ -1,6 +1,7 @@
-"""Real gloo processes against replicas in one process: the same losses, the same bits; refusals, faults, and silence between syncs.
+"""Real gloo processes against replicas in one process: the same losses, the same bits; refusals, faults, and silence
+between syncs.
 
-    pytest tests/wire/test_collective.py
+pytest tests/wire/test_collective.py
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def _train(rank: int, steps: int, options: dict) -> tuple[list[float], list[str]
     "options", [{}, {"outer": diloco.Adam()}, {"outer": diloco.HeavyBall(clip=0.1)}, {"bucket_bytes": 100}], ids=str
 )
 def test_processes_equal_one_process_to_the_bit(replicas: int, options: dict) -> None:
-    """Losses of every step, and the global checksum of every round, for two ranks (all-reduce) and more (sum in rank order)."""
+    """Losses of every step, and the global checksum of every round, for two ranks (all-reduce) and more (sum in rank
+    order)."""
     fleet = Fleet(replicas, **options)
     losses = fleet.run(14)
     fleet.finish()
@@ -91,11 +93,16 @@ def test_every_dtype_travels_report_82(dtype: torch.dtype) -> None:
 
 def _differ(rank: int, what: str) -> None:
     model = nn.Linear(4, 3 + (what == "shape") * rank)
-    options = {"sync_every": 4 + (what == "sync_every") * rank, "facts": {"tokenizer": f"t{rank}" if what == "tokenizer" else "t"}}
+    options = {
+        "sync_every": 4 + (what == "sync_every") * rank,
+        "facts": {"tokenizer": f"t{rank}" if what == "tokenizer" else "t"},
+    }
     diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
 
 
-@pytest.mark.parametrize("what, words", [("sync_every", "sync_every differs: 4 on"), ("shape", "(3, 4)"), ("tokenizer", "tokenizer differs")])
+@pytest.mark.parametrize(
+    "what, words", [("sync_every", "sync_every differs: 4 on"), ("shape", "(3, 4)"), ("tokenizer", "tokenizer differs")]
+)
 def test_differences_are_refused_on_all_ranks_alike_report_103(what: str, words: str) -> None:
     found = run_ranks(3, _differ, what)
     assert len(set(found)) == 1
@@ -151,13 +158,24 @@ def _uneven(rank: int) -> None:
 
 def test_unequal_step_counts_end_in_a_sentence() -> None:
     found = run_ranks(2, _uneven)
-    assert found[0] == found[1] and found[0].startswith("Mismatch: replicas came to a sync after different numbers of inner steps, [5, 6]")
+    assert found[0] == found[1] and found[0].startswith(
+        "Mismatch: replicas came to a sync after different numbers of inner steps, [5, 6]"
+    )
 
 
 def _messages(rank: int) -> list[int]:
     """Counts collectives and bytes given to the backend, by step."""
     counts = [0]
-    names = ("all_reduce", "all_gather", "broadcast", "all_to_all_single", "all_gather_into_tensor", "barrier", "send", "recv")
+    names = (
+        "all_reduce",
+        "all_gather",
+        "broadcast",
+        "all_to_all_single",
+        "all_gather_into_tensor",
+        "barrier",
+        "send",
+        "recv",
+    )
     for name in names:
         original = getattr(dist, name)
 
@@ -199,7 +217,9 @@ def test_a_window_longer_than_the_timeout_is_no_failure_report_58() -> None:
 
 def _killed(rank: int) -> None:
     model = small_model()
-    sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=1, hook=False, exchange=Collective(timeout_s=5))
+    sync = diloco.DiLoCo(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=1, hook=False, exchange=Collective(timeout_s=5)
+    )
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     sync.step()
@@ -213,11 +233,15 @@ def test_a_killed_replica_ends_the_others_with_a_sentence(tmp_path) -> None:
     results = context.Queue()
     from support.processes import _rank
 
-    processes = [context.Process(target=_rank, args=(r, 2, str(tmp_path), results, _killed, ()), daemon=True) for r in range(2)]
+    processes = [
+        context.Process(target=_rank, args=(r, 2, str(tmp_path), results, _killed, ()), daemon=True) for r in range(2)
+    ]
     for p in processes:
         p.start()
     rank, message = results.get(timeout=60)
-    assert rank == 0 and message.startswith("ConnectionError: round 1 at inner step 1 lost contact with another replica")
+    assert rank == 0 and message.startswith(
+        "ConnectionError: round 1 at inner step 1 lost contact with another replica"
+    )
     for p in processes:
         p.join(timeout=5)
         p.kill()

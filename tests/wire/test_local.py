@@ -1,6 +1,6 @@
 """Replicas in one process: agreement before the start, order of calls, flat memory.
 
-    pytest tests/wire/test_local.py
+pytest tests/wire/test_local.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def test_a_full_exchange_takes_no_more_replicas() -> None:
     exchange = diloco.Local(1)
     for expected in (None, "has all its replicas"):
         model = small_model()
-        build = lambda m=model: diloco.DiLoCo(m, torch.optim.SGD(m.parameters(), lr=0.1), sync_every=1, exchange=exchange)  # noqa: E731
+        build = lambda m=model: diloco.DiLoCo(
+            m, torch.optim.SGD(m.parameters(), lr=0.1), sync_every=1, exchange=exchange
+        )  # noqa: E731
         if expected is None:
             build()
         else:

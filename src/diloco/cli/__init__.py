@@ -33,7 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
         import difflib
 
         close = difflib.get_close_matches(verb, VERBS, n=1)
-        return _refuse(f"unknown verb {verb!r}: " + (f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}"))
+        return _refuse(
+            f"unknown verb {verb!r}: " + (f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}")
+        )
     from diloco.errors import BadInput
 
     try:

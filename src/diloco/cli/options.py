@@ -62,7 +62,8 @@ def read_toml(path: str) -> dict[str, Any]:
 
 
 def take_flag(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
-    """Value of `flag` (as `--flag value` or `--flag=value`) and the other arguments. Raises BadInput where the value is missing."""
+    """Value of `flag` (as `--flag value` or `--flag=value`) and the other arguments. Raises BadInput where the value is
+    missing."""
     rest, value = [], None
     words = iter(arguments)
     for word in words:

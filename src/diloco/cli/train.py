@@ -45,11 +45,17 @@ def run(arguments: list[str]) -> int:
 def summary(receipt: dict, report: str) -> str:
     lines = []
     if receipt["loss"] is not None:
-        lines.append(f"held-out loss {receipt['loss']:.4f} nats per token ({receipt['bits_per_byte']:.4f} bits per byte), global weights")
+        lines.append(
+            f"held-out loss {receipt['loss']:.4f} nats per token ({receipt['bits_per_byte']:.4f} bits per byte), global weights"
+        )
     if not receipt["finished"]:
-        lines.append(f"stopped at inner step {receipt['steps']} of {receipt['steps_planned']}; the same command with --resume goes on")
+        lines.append(
+            f"stopped at inner step {receipt['steps']} of {receipt['steps_planned']}; the same command with --resume goes on"
+        )
     if "rounds_planned" in receipt:
-        lines.append(f"rounds planned {receipt['rounds_planned']}, committed {receipt['rounds_committed']}, failed {receipt['rounds_failed']}")
+        lines.append(
+            f"rounds planned {receipt['rounds_planned']}, committed {receipt['rounds_committed']}, failed {receipt['rounds_failed']}"
+        )
     sent, parallel = receipt["bytes_sent"], receipt["bytes_sent_data_parallel"]
     share = f", data parallel would have sent {parallel / 1e6:,.1f} MB" if receipt["method"] != "dp" else ""
     lines.append(f"sent {sent / 1e6:,.1f} MB per replica{share}")

@@ -1,1 +1,2 @@
-"""The algorithm: small pure pieces a reader can check against the papers. Torch only; no process groups, files or clocks."""
+"""The algorithm: small pure pieces a reader can check against the papers. Torch only; no process groups, files or
+clocks."""

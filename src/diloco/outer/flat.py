@@ -1,7 +1,7 @@
 """A flat, contiguous view of many tensors, cut into buckets.
 
-A bucket is a range [lo, hi) of the flat buffer; the buckets cover it exactly, and a tensor larger than a bucket simply spans several,
-so none is ever skipped or reordered whatever the bucket's size.
+A bucket is a range [lo, hi) of the flat buffer; the buckets cover it exactly, and a tensor larger than a bucket simply
+spans several, so none is ever skipped or reordered whatever the bucket's size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def linear_view(tensor: Tensor, name: str = "tensor") -> Tensor:
     order = _storage_order(tensor)
     dense = tensor.detach().permute(order)
     if not dense.is_contiguous():
-        raise BadInput(f"parameter {name!r} is a strided view {tuple(tensor.stride())}: make it contiguous before DiLoCo is built")
+        raise BadInput(
+            f"parameter {name!r} is a strided view {tuple(tensor.stride())}: make it contiguous before DiLoCo is built"
+        )
     return dense.view(-1)
 
 
@@ -94,8 +96,9 @@ class Flat:
     def drift(self, anchor: Tensor, lo: int, hi: int, out: Tensor) -> None:
         """out[: hi - lo] = what the replica started this window from, minus what it has now.
 
-        That start is the anchor *as the model holds it*: rounded to the model's dtype. Measured against the fp32 anchor itself, a bf16
-        replica that has not moved would pull the anchor back to the bf16 grid, and small outer updates would be lost.
+        That start is the anchor *as the model holds it*: rounded to the model's dtype. Measured against the fp32 anchor
+        itself, a bf16 replica that has not moved would pull the anchor back to the bf16 grid, and small outer updates
+        would be lost.
         """
         for start, stop, weights in self.pieces(lo, hi):
             target, reference = out[start - lo : stop - lo], anchor[start:stop]

@@ -1,6 +1,7 @@
 """A fragment: a set of parameters that syncs together, with its anchor and outer state.
 
-The anchor is kept in fp32 whatever the model's dtype (fp64 for an fp64 model), flat and contiguous, and may live on another device.
+The anchor is kept in fp32 whatever the model's dtype (fp64 for an fp64 model), flat and contiguous, and may live on
+another device.
 """
 
 from __future__ import annotations
@@ -14,17 +15,23 @@ from diloco.outer.flat import Flat
 from diloco.outer.optimizers import OuterOptimizer, Torch
 from diloco.outer.step import OuterState, TorchState
 
-# Bounds what a sync holds beyond anchor and momentum: three buckets in flight and one of scratch, 8 MiB each, are 32 MiB.
+# Bounds what a sync holds beyond anchor and momentum: three buckets in flight and one of scratch, 8 MiB each, are 32
+# MiB.
 BUCKET_BYTES = 8 << 20
 
 CHECKSUM_BLOCK_ELEMENTS = 1 << 20
 
 
 class Fragment:
-    """`tensors`: the trained parameters of the fragment by name. `device`: where anchor and outer state live (None: with the model)."""
+    """`tensors`: the trained parameters of the fragment by name. `device`: where anchor and outer state live (None:
+    with the model)."""
 
     def __init__(
-        self, tensors: dict[str, Tensor], outer: OuterOptimizer | Torch, device: torch.device | None, bucket_bytes: int = BUCKET_BYTES
+        self,
+        tensors: dict[str, Tensor],
+        outer: OuterOptimizer | Torch,
+        device: torch.device | None,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors.values()), torch.float32)
         device = device or next(iter(tensors.values())).device
@@ -46,8 +53,9 @@ class Fragment:
     def checksum(self) -> int:
         """A 64-bit sum over the anchor's bits: equal on two replicas when their anchors are bit-identical.
 
-        Integer addition wraps and does not depend on order, so every device and thread count agrees; each block is weighted by its
-        place, so that blocks cannot trade places unnoticed. It guards against accidents, not against tampering.
+        Integer addition wraps and does not depend on order, so every device and thread count agrees; each block is
+        weighted by its place, so that blocks cannot trade places unnoticed. It guards against accidents, not against
+        tampering.
         """
         blocks = self.anchor.split(CHECKSUM_BLOCK_ELEMENTS)
         return _wrap(sum((2 * index + 1) * bit_sum(block) for index, block in enumerate(blocks)))

@@ -1,7 +1,8 @@
 """Merging: how the replicas' outer gradients become one.
 
 Every rule here gives each replica a weight whose mean over the replicas that take part is 1. The replicas then send
-`weight * outer gradient`, the exchange SUMs, and the sum is divided by the number that take part: never a backend's own average.
+`weight * outer gradient`, the exchange SUMs, and the sum is divided by the number that take part: never a backend's own
+average.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def by_tokens(tokens: Sequence[float], alive: Sequence[bool]) -> list[float]:
     """
     live = [n for n, ok in zip(tokens, alive, strict=True) if ok]
     if live and not sum(live) > 0:
-        raise BadInput("merge is 'tokens' but no tokens were counted in this window: call sync.count_tokens(n) before each step")
+        raise BadInput(
+            "merge is 'tokens' but no tokens were counted in this window: call sync.count_tokens(n) before each step"
+        )
     return [n * len(live) / sum(live) if ok else 0.0 for n, ok in zip(tokens, alive, strict=True)]
 
 

@@ -5,9 +5,10 @@ Each is a frozen dataclass with two pure functions over flat tensors, in the way
     init(anchor)                   -> state, tensors of the anchor's own length by name
     update(gradient, state, round) -> (direction, new state)
 
-and the anchor then moves by `anchor -= lr(round) * direction`. The outer gradient is anchor minus replica, so a positive lr moves
-*towards* the replicas. `update` must be elementwise: it is called on slices of the anchor, one bucket after another. It is given its
-arguments for good and may write its results into them, as the ones here do to spare a copy; `outer_step` in `step.py` does not.
+and the anchor then moves by `anchor -= lr(round) * direction`. The outer gradient is anchor minus replica, so a
+positive lr moves *towards* the replicas. `update` must be elementwise: it is called on slices of the anchor, one bucket
+after another. It is given its arguments for good and may write its results into them, as the ones here do to spare a
+copy; `outer_step` in `step.py` does not.
 """
 
 from __future__ import annotations
@@ -105,10 +106,11 @@ class HeavyBall:
 
 @dataclass(frozen=True)
 class Nesterov:
-    """Nesterov momentum as torch writes it (Async Local-SGD, arXiv 2401.09135, eq. 4; DiLoCo's choice, arXiv 2311.08105).
+    """Nesterov momentum as torch writes it (Async Local-SGD, arXiv 2401.09135, eq. 4; DiLoCo's choice, arXiv
+    2311.08105).
 
-    m <- momentum * m + gradient; anchor -= lr * (gradient + momentum * m). The first step is (1 + momentum) * lr times the
-    merged outer gradient: 1.33 of it at 0.7 / 0.9.
+    m <- momentum * m + gradient; anchor -= lr * (gradient + momentum * m). The first step is (1 + momentum) * lr times
+    the merged outer gradient: 1.33 of it at 0.7 / 0.9.
     """
 
     lr: float | Rate = 0.7
@@ -169,8 +171,8 @@ class Custom:
 class Torch:
     """Any torch.optim class as the outer optimizer: `Torch(torch.optim.AdamW, lr=0.3, eps=0.1)`.
 
-    It gets the anchor as one fp32 parameter per tensor, so optimizers that look at shapes work too; the price is that the merged
-    outer gradient is held whole for the length of the outer step.
+    It gets the anchor as one fp32 parameter per tensor, so optimizers that look at shapes work too; the price is that
+    the merged outer gradient is held whole for the length of the outer step.
     """
 
     factory: Callable[..., torch.optim.Optimizer]
@@ -193,7 +195,8 @@ def _name(factory: object) -> str:
 
 
 def as_outer(outer: object) -> OuterOptimizer | Torch:
-    """Accepts what `DiLoCo(outer=...)` may be given: one of the above, (init, update), or a torch.optim class or factory."""
+    """Accepts what `DiLoCo(outer=...)` may be given: one of the above, (init, update), or a torch.optim class or
+    factory."""
     if isinstance(outer, tuple) and len(outer) == 2 and all(callable(f) for f in outer):
         return Custom(*outer)
     if isinstance(outer, Torch) or all(hasattr(outer, name) for name in ("init", "update", "lr")):

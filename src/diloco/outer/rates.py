@@ -30,7 +30,8 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Linear:
-    """A straight line from `peak` at the first outer step to `floor * peak` at outer step `rounds`, and flat from there."""
+    """A straight line from `peak` at the first outer step to `floor * peak` at outer step `rounds`, and flat from
+    there."""
 
     peak: float
     rounds: int

@@ -52,7 +52,8 @@ class RoundReport:
     outer_update_norm: float = 0.0
     """Norm of what the anchor moved by, after clipping."""
     spread_median: float = 0.0
-    """Median over replicas of the distance between the replica's weights and the merged weights, just before the sync."""
+    """Median over replicas of the distance between the replica's weights and the merged weights, just before the
+    sync."""
     spread_max: float = 0.0
     cosine_median: float = 0.0
     """Median over replicas of the cosine between its outer gradient and the merged one."""
@@ -126,7 +127,8 @@ class Round:
             self.whole = torch.empty_like(self.fragment.anchor)
 
     def _finite(self) -> bool:
-        # A norm in one pass over memory is infinite or NaN whenever an element is; it also overflows past 1e19, which no healthy weight reaches.
+        # A norm in one pass over memory is infinite or NaN whenever an element is; it also overflows past 1e19, which
+        # no healthy weight reaches.
         norms = [torch.linalg.vector_norm(p.detach()) for p in self.tensors.trained.values()]
         return bool(torch.stack([n.to(self.device, torch.float64) for n in norms]).isfinite().all())
 
@@ -165,7 +167,8 @@ class Round:
         return out if weight == 1.0 else out.mul_(weight)
 
     def absorb(self, bucket: int, total: Tensor) -> None:
-        """Takes the SUM over the replicas for the bucket: merges, steps the anchor, and restarts the replica from it."""
+        """Takes the SUM over the replicas for the bucket: merges, steps the anchor, and restarts the replica from
+        it."""
         lo, hi = self.buckets[bucket]
         total, count = total.to(self.device), sum(w > 0 for w in self.weights)
         for start in range(lo, hi, SLICE_ELEMENTS):
@@ -197,7 +200,8 @@ class Round:
     # -- closing: do all agree
 
     def trailer(self) -> Tensor:
-        """[checksum of the anchor, then own and (own - merged) squared norms as the bits of fp64] as int64 on the CPU."""
+        """[checksum of the anchor, then own and (own - merged) squared norms as the bits of fp64] as int64 on the
+        CPU."""
         if self.whole is not None:
             self.sums[3] += self.fragment.state.advance(self.whole, 0, self.fragment.flat.numel, self.number)
             self.restart()
@@ -220,7 +224,9 @@ class Round:
             own = [max(squares[m, 0].item(), 0.0) ** 0.5 for m in live]
             distance = [max(squares[m, 1].item(), 0.0) ** 0.5 for m in live]
             self.report.spread_median, self.report.spread_max = statistics.median(distance), max(distance)
-            self.report.cosine_median = statistics.median(_cosine(o, d, merged_square**0.5) for o, d in zip(own, distance, strict=True))
+            self.report.cosine_median = statistics.median(
+                _cosine(o, d, merged_square**0.5) for o, d in zip(own, distance, strict=True)
+            )
         self.report.outer_gradient_norm = merged_square**0.5
         self.report.outer_update_norm = self.sums[3].item() ** 0.5
         self.report.checksum = f"{checksums[0] % 2**64:016x}"

@@ -1,7 +1,7 @@
 """The outer step: from (anchor, outer state, contributions) to the next anchor and state.
 
-`outer_step` is the whole of it as a pure function; `OuterState` and `TorchState` apply the same arithmetic in place and slice by slice, so
-that a sync of a large model needs no second copy of it.
+`outer_step` is the whole of it as a pure function; `OuterState` and `TorchState` apply the same arithmetic in place and
+slice by slice, so that a sync of a large model needs no second copy of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from diloco.outer.flat import Flat
 from diloco.outer.optimizers import OuterOptimizer, State, Torch
 from diloco.outer.rates import rate_at
+
 
 def merged(contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """The weighted outer gradient: SUM in replica order, then divide by the number that take part.
@@ -28,9 +29,15 @@ def merged(contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def outer_step(
-    outer: OuterOptimizer, anchor: Tensor, state: State, contributions: Sequence[Tensor], weights: Sequence[float], round: int
+    outer: OuterOptimizer,
+    anchor: Tensor,
+    state: State,
+    contributions: Sequence[Tensor],
+    weights: Sequence[float],
+    round: int,
 ) -> tuple[Tensor, State]:
-    """One outer step over flat tensors of equal length; `round` counts outer steps from 1. Changes none of its arguments."""
+    """One outer step over flat tensors of equal length; `round` counts outer steps from 1. Changes none of its
+    arguments."""
     direction, state = outer.update(merged(contributions, weights), {k: v.clone() for k, v in state.items()}, round)
     lr = rate_at(outer.lr, round)
     if outer.clip is not None:
@@ -46,7 +53,8 @@ def clip_scale(norm: float, bound: float) -> float:
 class OuterState:
     """An outer optimizer with its state for one flat anchor, which it moves in place.
 
-    `whole` says that `advance` must be given the complete gradient at once: clipping needs the norm of the update first.
+    `whole` says that `advance` must be given the complete gradient at once: clipping needs the norm of the update
+    first.
     """
 
     def __init__(self, outer: OuterOptimizer, anchor: Tensor) -> None:
@@ -58,7 +66,8 @@ class OuterState:
         return rate_at(self.outer.lr, round)
 
     def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> Tensor:
-        """Applies the merged outer gradient of [lo, hi); returns the squared norm of the update (0-dim, so that a GPU need not wait)."""
+        """Applies the merged outer gradient of [lo, hi); returns the squared norm of the update (0-dim, so that a GPU
+        need not wait)."""
         lr, state = self.lr(round), {k: v[lo:hi] for k, v in self.tensors.items()}
         direction, new = self.outer.update(gradient, state, round)
         for key, value in new.items():

@@ -1,8 +1,9 @@
 """Which tensors of a model take part in a sync, and how.
 
-Trained parameters are merged and stepped, each exactly once (tied once, frozen never, unused ones too). Persistent float buffers, such as
-BatchNorm's running statistics, are averaged but never put through the outer optimizer, whose momentum would drive a variance
-below zero. Integer counters are left alone, or brought to their maximum. Non-persistent buffers (rotary caches) are constants.
+Trained parameters are merged and stepped, each exactly once (tied once, frozen never, unused ones too). Persistent
+float buffers, such as BatchNorm's running statistics, are averaged but never put through the outer optimizer, whose
+momentum would drive a variance below zero. Integer counters are left alone, or brought to their maximum. Non-persistent
+buffers (rotary caches) are constants.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.
 
 
 def clean_name(name: str) -> str:
-    """The parameter's name without the prefixes of torch.compile, activation checkpointing and DistributedDataParallel."""
+    """The parameter's name without the prefixes of torch.compile, activation checkpointing and
+    DistributedDataParallel."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -28,7 +30,8 @@ def clean_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Roster:
-    """A model's tensors by cleaned name, sorted by it, so that replicas match by name and not by order of construction."""
+    """A model's tensors by cleaned name, sorted by it, so that replicas match by name and not by order of
+    construction."""
 
     trained: dict[str, Tensor]
     averaged: dict[str, Tensor]

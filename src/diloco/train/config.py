@@ -27,7 +27,8 @@ TOKENS_PER_PARAMETER = 20
 
 @dataclass(frozen=True)
 class OuterConfig:
-    """The outer optimizer. The defaults were found at 1M parameters and below; see docs/tuning.md for the range they hold in."""
+    """The outer optimizer. The defaults were found at 1M parameters and below; see docs/tuning.md for the range they
+    hold in."""
 
     optimizer: OuterName = "nesterov"
     """nesterov, heavyball (lr 1 is the article's `mean + momentum`), sgd, adam or average."""
@@ -43,12 +44,27 @@ class OuterConfig:
     """Largest norm of an outer update; longer ones are scaled down to it. None: no bound."""
 
     def __post_init__(self) -> None:
-        _require(self.optimizer in get_args(OuterName), "outer.optimizer", self.optimizer, f"one of {', '.join(get_args(OuterName))}")
-        _require(self.schedule in ("constant", "cosine", "linear"), "outer.schedule", self.schedule, "constant, cosine or linear")
+        _require(
+            self.optimizer in get_args(OuterName),
+            "outer.optimizer",
+            self.optimizer,
+            f"one of {', '.join(get_args(OuterName))}",
+        )
+        _require(
+            self.schedule in ("constant", "cosine", "linear"),
+            "outer.schedule",
+            self.schedule,
+            "constant, cosine or linear",
+        )
         _require(math.isfinite(self.lr) and self.lr >= 0, "outer.lr", self.lr, "a finite number of 0 or more")
         _require(0 <= self.momentum < 1, "outer.momentum", self.momentum, "from 0 up to, but not including, 1")
         _require(0 <= self.floor <= 1, "outer.floor", self.floor, "from 0 to 1")
-        _require(self.clip is None or (math.isfinite(self.clip) and self.clip > 0), "outer.clip", self.clip, "a positive number or left out")
+        _require(
+            self.clip is None or (math.isfinite(self.clip) and self.clip > 0),
+            "outer.clip",
+            self.clip,
+            "a positive number or left out",
+        )
 
     def build(self, rounds: int) -> optimizers.OuterOptimizer:
         """The outer optimizer for a run of so many rounds."""
@@ -73,9 +89,11 @@ class TrainConfig:
     """One run of `diloco train`."""
 
     method: Method = "diloco"
-    """diloco; dp: synchronous data parallel, the baseline; local-sgd: parameters averaged every sync_every steps, no outer optimizer."""
+    """diloco; dp: synchronous data parallel, the baseline; local-sgd: parameters averaged every sync_every steps, no
+    outer optimizer."""
     size: str = "1m"
-    """Model size by name: 30k 100k 300k 1m 3m for a CPU, 35m to 10b as in the scaling-law paper, 125m to 100b as in the article."""
+    """Model size by name: 30k 100k 300k 1m 3m for a CPU, 35m to 10b as in the scaling-law paper, 125m to 100b as in the
+    article."""
     hf: str = ""
     """A Hugging Face causal language model instead of a size: a local folder or a hub name (extra [hf])."""
     replicas: int = 4
@@ -159,7 +177,9 @@ class TrainConfig:
         """Inner steps of the whole run. Raises BadInput where the budget is less than one step."""
         steps = self.steps or (self.tokens or TOKENS_PER_PARAMETER * params) // self.batch_tokens
         if steps < 1:
-            raise BadInput(f"tokens is {self.tokens}, less than one step of batch_tokens={self.batch_tokens}: give more tokens or a smaller batch")
+            raise BadInput(
+                f"tokens is {self.tokens}, less than one step of batch_tokens={self.batch_tokens}: give more tokens or a smaller batch"
+            )
         return steps
 
     def ignored(self) -> list[str]:
@@ -167,7 +187,11 @@ class TrainConfig:
         found = []
         if self.method != "diloco" and self.outer != OuterConfig():
             found.append(f"outer.* has no effect with method {self.method}")
-        if self.method == "diloco" and self.outer.optimizer in ("sgd", "adam", "average") and self.outer.momentum != OuterConfig().momentum:
+        if (
+            self.method == "diloco"
+            and self.outer.optimizer in ("sgd", "adam", "average")
+            and self.outer.momentum != OuterConfig().momentum
+        ):
             found.append(f"outer.momentum has no effect with outer.optimizer {self.outer.optimizer}")
         if self.method == "diloco" and self.outer.optimizer == "average" and self.outer.lr != OuterConfig().lr:
             found.append("outer.lr has no effect with outer.optimizer average, whose lr is 1")
@@ -200,7 +224,8 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
-    """`base` (the defaults, if None) with the given values put in. Raises BadInput for an unknown key or a value of the wrong type."""
+    """`base` (the defaults, if None) with the given values put in. Raises BadInput for an unknown key or a value of the
+    wrong type."""
     return _replace(base if base is not None else TrainConfig(), values, "")
 
 
@@ -215,7 +240,10 @@ def _replace(base: Any, values: dict[str, Any], prefix: str) -> Any:
     for key, value in values.items():
         if key not in hints:
             close = difflib.get_close_matches(key, hints, n=1)
-            raise BadInput(f"unknown setting {prefix}{key}: " + (f"did you mean {prefix}{close[0]}?" if close else f"known are {', '.join(hints)}"))
+            raise BadInput(
+                f"unknown setting {prefix}{key}: "
+                + (f"did you mean {prefix}{close[0]}?" if close else f"known are {', '.join(hints)}")
+            )
         current = getattr(base, key)
         if dataclasses.is_dataclass(current):
             if not isinstance(value, dict):

@@ -28,7 +28,9 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, weights: dict[str, Tensor], data: Data, sequences: int, precision: str, device: torch.device) -> Evaluation:
+def evaluate(
+    model: nn.Module, weights: dict[str, Tensor], data: Data, sequences: int, precision: str, device: torch.device
+) -> Evaluation:
     """Loss of `model` with `weights` in place of its own parameters, on the first `sequences` held-out sequences.
 
     Neither the model's weights and mode nor any random state are changed.

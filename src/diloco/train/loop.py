@@ -30,7 +30,8 @@ EVALS_PER_RUN = 20
 def train(config: TrainConfig, quiet: bool = False) -> dict[str, Any]:
     """Trains, writes the run folder, and returns the receipt (the same object as receipt.json).
 
-    Raises BadInput before the first step for settings that cannot work, FloatingPointError when the global weights stop being finite.
+    Raises BadInput before the first step for settings that cannot work, FloatingPointError when the global weights stop
+    being finite.
     """
     with enter_world(config) as world, Progress(config, show=world.main and not quiet) as progress:
         job = Job(config, world, progress)
@@ -83,7 +84,9 @@ class Job:
                     self.run.note(step, text)
                     self.progress.say(text)
         if step > self.last_step:
-            raise BadInput(f"stop_at is {self.config.stop_at}, but the checkpoint is already at inner step {step}: give a later step")
+            raise BadInput(
+                f"stop_at is {self.config.stop_at}, but the checkpoint is already at inner step {step}: give a later step"
+            )
         self.first_unlogged = step
         self.progress.begin(step, self.total_steps)
         return step
@@ -108,7 +111,9 @@ class Job:
         if not self.world.main:
             return
         replica, c = self.replicas[0], self.config
-        result = evaluate(replica.model, replica.global_weights(), self.data, c.eval_sequences, c.precision, self.world.device)
+        result = evaluate(
+            replica.model, replica.global_weights(), self.data, c.eval_sequences, c.precision, self.world.device
+        )
         self.evaluations[step] = result
         self.progress.evaluated(step, result)
         if self.run:

@@ -20,5 +20,7 @@ def model_for(config: TrainConfig, data: Data, device: object) -> nn.Module:
     model = load_hf(config.hf).to(device)
     vocab = model.get_input_embeddings().num_embeddings
     if vocab < data.vocab_size:
-        raise BadInput(f"hf model {config.hf} knows {vocab} tokens but the tokenizer makes {data.vocab_size}: give its own with --data.tokenizer")
+        raise BadInput(
+            f"hf model {config.hf} knows {vocab} tokens but the tokenizer makes {data.vocab_size}: give its own with --data.tokenizer"
+        )
     return model

@@ -57,7 +57,9 @@ class Progress:
     def synced(self, report: RoundReport) -> None:
         self.bytes_sent += report.bytes_sent
         if report.left_out:
-            self.say(f"round {report.round}: replica {report.left_out} was not finite; left out and reset from the anchor")
+            self.say(
+                f"round {report.round}: replica {report.left_out} was not finite; left out and reset from the anchor"
+            )
 
     def evaluated(self, step: int, result: Evaluation) -> None:
         self.heldout = f"held-out {result.loss:.4f}"

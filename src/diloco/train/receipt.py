@@ -1,4 +1,5 @@
-"""What is left of a run in two files: the receipt, which cannot hide a failed run, and the row that laws are fitted on."""
+"""What is left of a run in two files: the receipt, which cannot hide a failed run, and the row that laws are fitted
+on."""
 
 from __future__ import annotations
 

@@ -20,20 +20,25 @@ from diloco.train.world import World
 
 
 class Replica:
-    """`shards`: the shards of the global batch it trains on. One for DiLoCo; all of this process's for data parallel."""
+    """`shards`: the shards of the global batch it trains on. One for DiLoCo; all of this process's for data
+    parallel."""
 
-    def __init__(self, config: TrainConfig, data: Data, model: nn.Module, total_steps: int, world: World, shards: tuple[int, ...]) -> None:
+    def __init__(
+        self, config: TrainConfig, data: Data, model: nn.Module, total_steps: int, world: World, shards: tuple[int, ...]
+    ) -> None:
         self.config, self.data, self.model, self.total_steps = config, data, model, total_steps
         self.world, self.shards = world, shards
         self.optimizers = build_inner(model, config.inner, total_steps)
         self.sync: DiLoCo | None = None
 
     def inner_step(self, step: int) -> Tensor:
-        """Inner step `step`, counted from 0. Returns [nll in nats per token, gradient norm before clipping] on the model's device.
+        """Inner step `step`, counted from 0. Returns [nll in nats per token, gradient norm before clipping] on the
+        model's device.
 
         The optimizer's step hook runs a round where one is due.
         """
-        # A pure function of its arguments, so that dropout differs between replicas and a resume needs no generator state.
+        # A pure function of its arguments, so that dropout differs between replicas and a resume needs no generator
+        # state.
         torch.manual_seed(hash((self.config.seed, step, self.shards[0])) % 2**63)
         set_lr(self.optimizers, lr_at(step, self.total_steps, self.config.inner))
         nll = torch.stack([self._backward(step, shard) for shard in self.shards]).mean()
@@ -67,7 +72,8 @@ class Replica:
         return nll.detach()
 
     def _average_gradients(self) -> None:
-        """Synchronous data parallel: the mean gradient over all shards, summed in shard order in one process and in many."""
+        """Synchronous data parallel: the mean gradient over all shards, summed in shard order in one process and in
+        many."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.world.distributed:
             total = self.world.exchange.sum(torch.cat([g.flatten() for g in gradients]))
@@ -82,10 +88,20 @@ def forward_precision(precision: str, device: torch.device) -> contextlib.Abstra
 
 
 def build_replicas(
-    config: TrainConfig, data: Data, model: nn.Module, total_steps: int, world: World, on_round: Callable[[RoundReport], None]
+    config: TrainConfig,
+    data: Data,
+    model: nn.Module,
+    total_steps: int,
+    world: World,
+    on_round: Callable[[RoundReport], None],
 ) -> list[Replica]:
-    """This process's replicas, all from the same initial weights. `on_round` hears of every round once in each process."""
-    facts = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "settings": _shared_settings(config, total_steps)}
+    """This process's replicas, all from the same initial weights. `on_round` hears of every round once in each
+    process."""
+    facts = {
+        "tokenizer": data.tokenizer.fingerprint,
+        "data": data.fingerprint,
+        "settings": _shared_settings(config, total_steps),
+    }
     if config.method == "dp":
         replica = Replica(config, data, model, total_steps, world, world.mine)
         if world.distributed:

@@ -1,7 +1,7 @@
 """What a checkpoint of a run holds, and going on from it.
 
-Parts: `global` (anchor, outer state, rounds) once, and `replica-m` (local weights, inner optimizer state, counters) for each replica.
-Data order, learning rates and random numbers are functions of the step, so they need no state.
+Parts: `global` (anchor, outer state, rounds) once, and `replica-m` (local weights, inner optimizer state, counters) for
+each replica. Data order, learning rates and random numbers are functions of the step, so they need no state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,20 @@ from diloco.train.world import World
 FORMAT = 1
 
 # What may change between two legs of one run; anything else would make it another run.
-FREE = ("replicas", "stop_at", "keep", "checkpoint_every", "eval_every", "device", "threads", "runs", "name", "resume", "anchor_device", "data.cache_dir")
+FREE = (
+    "replicas",
+    "stop_at",
+    "keep",
+    "checkpoint_every",
+    "eval_every",
+    "device",
+    "threads",
+    "runs",
+    "name",
+    "resume",
+    "anchor_device",
+    "data.cache_dir",
+)
 
 
 def save(root: Path, step: int, config: TrainConfig, world: World, replicas: list[Replica]) -> Path | None:
@@ -38,15 +51,25 @@ def save(root: Path, step: int, config: TrainConfig, world: World, replicas: lis
     everyone = world.gather_json([parts] + [[]] * (len(world.mine) - 1))
     if not world.main:
         return None
-    meta = {"format": FORMAT, "step": step, "replicas": config.replicas, "config": to_dict(config), "config_hash": config_hash(config)}
-    return checkpoint.commit(root, step, [checkpoint.PartInfo(**p) for own in everyone for p in own], meta, keep=config.keep)
+    meta = {
+        "format": FORMAT,
+        "step": step,
+        "replicas": config.replicas,
+        "config": to_dict(config),
+        "config_hash": config_hash(config),
+    }
+    return checkpoint.commit(
+        root, step, [checkpoint.PartInfo(**p) for own in everyone for p in own], meta, keep=config.keep
+    )
 
 
 def _refuse_nonfinite(trees: dict, step: int, world: World) -> None:
     bad = [f"{name}/{where}" for name, tree in trees.items() if (where := checkpoint.first_nonfinite(_weights(tree)))]
     found = [name for names in world.gather_json([bad] + [[]] * (len(world.mine) - 1)) for name in names]
     if found:
-        raise FloatingPointError(f"{found[0]} is not finite after inner step {step}: no checkpoint was written, earlier ones were kept")
+        raise FloatingPointError(
+            f"{found[0]} is not finite after inner step {step}: no checkpoint was written, earlier ones were kept"
+        )
 
 
 def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica]) -> tuple[int, list[str]]:
@@ -56,10 +79,16 @@ def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica])
     """
     path, skipped = checkpoint.latest_whole(root)
     if path is None:
-        raise BadInput(f"{root} holds no whole checkpoint to resume from" + (f" ({'; '.join(skipped)})" if skipped else "") + ": start afresh")
+        raise BadInput(
+            f"{root} holds no whole checkpoint to resume from"
+            + (f" ({'; '.join(skipped)})" if skipped else "")
+            + ": start afresh"
+        )
     meta = read_manifest(path)["meta"]
     if meta.get("format") != FORMAT:
-        raise BadInput(f"{path} has checkpoint format {meta.get('format')!r}, this version reads {FORMAT}: use the version that wrote it")
+        raise BadInput(
+            f"{path} has checkpoint format {meta.get('format')!r}, this version reads {FORMAT}: use the version that wrote it"
+        )
     _check_same_run(meta["config"], to_dict(config), path)
     saved = 1 if config.method == "dp" else meta["replicas"]
     names = [f"replica-{m % saved}" for m, _ in zip(world.mine, replicas, strict=False)]
@@ -103,7 +132,9 @@ def _restore(replica: Replica, tree: dict, shared: dict) -> None:
 def _change_replicas(replicas: list[Replica], saved: int) -> list[str]:
     """With another number of replicas all start from the anchor, and an open window cannot be divided among them."""
     lost = [r.sync.restart_window() for r in replicas if r.sync is not None][0]
-    notes = [f"resumed with {replicas[0].world.replicas} replicas instead of {saved}: inner optimizer states were taken over in turn"]
+    notes = [
+        f"resumed with {replicas[0].world.replicas} replicas instead of {saved}: inner optimizer states were taken over in turn"
+    ]
     return notes + ([f"the {lost} inner steps since the last sync were dropped"] if lost else [])
 
 
@@ -116,4 +147,3 @@ def _check_same_run(saved: dict, now: dict, path: Path, prefix: str = "") -> Non
             raise BadInput(
                 f"{prefix}{key} is {value!r} but {path} was saved with {was!r}: resume with the same value, or start another run with --name"
             )
-

@@ -64,7 +64,9 @@ class Run:
             )
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        self.log.write("eval", step, tokens=step * self.config.batch_tokens, weights="global", **dataclasses.asdict(result))
+        self.log.write(
+            "eval", step, tokens=step * self.config.batch_tokens, weights="global", **dataclasses.asdict(result)
+        )
 
     def finish(self, receipt: dict[str, Any], row: dict[str, Any] | None) -> None:
         runfolder.write_json(self.folder / runfolder.RECEIPT, receipt)
@@ -77,7 +79,8 @@ def run_path(config: TrainConfig) -> Path:
 
 
 def provenance(config: TrainConfig) -> dict[str, Any]:
-    """What is needed to say which run this was: resolved settings with their hash, code and library versions, machine."""
+    """What is needed to say which run this was: resolved settings with their hash, code and library versions,
+    machine."""
     return {
         "config": to_dict(config),
         "config_hash": config_hash(config),

@@ -1,4 +1,5 @@
-"""Which replicas this process runs, and how it reaches the others: all of them in one process, or one per rank under torchrun."""
+"""Which replicas this process runs, and how it reaches the others: all of them in one process, or one per rank under
+torchrun."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def world_size() -> int | None:
 
 @contextlib.contextmanager
 def enter_world(config: TrainConfig) -> Iterator[World]:
-    """Raises BadInput where torchrun's processes are not the configured replicas, or the device or port cannot be had."""
+    """Raises BadInput where torchrun's processes are not the configured replicas, or the device or port cannot be
+    had."""
     processes = world_size()
     device = _device(config.device)
     _set_threads(config.threads)
@@ -62,12 +64,16 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
         yield World(Local(config.replicas), tuple(range(config.replicas)), device)
         return
     if processes != config.replicas:
-        raise BadInput(f"replicas is {config.replicas}, but torchrun started {processes} processes and each is a replica: leave --replicas out")
+        raise BadInput(
+            f"replicas is {config.replicas}, but torchrun started {processes} processes and each is a replica: leave --replicas out"
+        )
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise BadInput(f"the processes cannot meet at {address} ({error}): choose a free port with torchrun --master-port") from error
+        raise BadInput(
+            f"the processes cannot meet at {address} ({error}): choose a free port with torchrun --master-port"
+        ) from error
     try:
         exchange = Collective()
         yield World(exchange, (exchange.rank,), device)

@@ -1,8 +1,9 @@
 """One replica per rank of a torch.distributed group: gloo on CPUs, NCCL on GPUs.
 
-The sum runs in replica order on every backend, so M processes and M replicas in one process give the same bits: each replica sends a share
-of its bucket to every other, each adds up the share it was given in rank order, and the summed shares are gathered. That is as many bytes
-as a ring all-reduce. For two replicas a plain all-reduce does the same (a + b = b + a).
+The sum runs in replica order on every backend, so M processes and M replicas in one process give the same bits: each
+replica sends a share of its bucket to every other, each adds up the share it was given in rank order, and the summed
+shares are gathered. That is as many bytes as a ring all-reduce. For two replicas a plain all-reduce does the same (a +
+b = b + a).
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Collective:
             tensor.copy_(travelling)
         sums = self.gather(torch.tensor([bit_sum(t.reshape(-1)) for t in tensors]))
         if (sums != sums[0]).any():
-            raise Mismatch("initial weights differ between replicas after the broadcast: the network or a device damages what it carries")
+            raise Mismatch(
+                "initial weights differ between replicas after the broadcast: the network or a device damages what it carries"
+            )
         return self.rank
 
     def _check_sum(self) -> None:
@@ -66,7 +69,9 @@ class Collective:
         mine = torch.full((self.replicas,), float(self.rank + 1), device=self.device)
         expected = self.replicas * (self.replicas + 1) / 2
         if (self._start_sum(mine)() != expected).any():
-            raise Mismatch(f"the {dist.get_backend(self.group)} backend sums wrongly on this machine: try another backend or torch version")
+            raise Mismatch(
+                f"the {dist.get_backend(self.group)} backend sums wrongly on this machine: try another backend or torch version"
+            )
 
     # -- a round
 
@@ -97,7 +102,9 @@ class Collective:
         report, anchor = round.report, round.fragment.anchor
         report.wait_s, report.wire_s = arrived - start, time.perf_counter() - arrived
         payload = anchor.numel() * anchor.element_size() if report.committed else 0
-        report.bytes_sent = sum_bytes(payload, self.replicas) + gather_bytes(header.nbytes + trailer.nbytes, self.replicas)
+        report.bytes_sent = sum_bytes(payload, self.replicas) + gather_bytes(
+            header.nbytes + trailer.nbytes, self.replicas
+        )
         round.close(trailers)
 
     def _buffer(self, round: Round, bucket: int) -> Tensor:
@@ -141,7 +148,8 @@ class Collective:
         return torch.stack(rows).cpu()
 
     def gather_json(self, value: object) -> list:
-        """Every replica's JSON value on all replicas, in rank order. (torch's own object collectives unpickle what arrives.)"""
+        """Every replica's JSON value on all replicas, in rank order. (torch's own object collectives unpickle what
+        arrives.)"""
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = self.gather(torch.tensor([text.numel()])).flatten().tolist()
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
@@ -156,7 +164,8 @@ class Collective:
 
 
 def _reached(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The call's result; the backends report a dead or silent peer as a bare RuntimeError, which becomes a ConnectionError here."""
+    """The call's result; the backends report a dead or silent peer as a bare RuntimeError, which becomes a
+    ConnectionError here."""
     try:
         return call(*arguments, **options)
     except RuntimeError as error:

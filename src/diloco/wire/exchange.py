@@ -19,7 +19,8 @@ class Exchange(Protocol):
     replicas: int
 
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
-        """Checks that all replicas state the same facts, copies replica 0's tensors into everybody's, returns this replica's rank.
+        """Checks that all replicas state the same facts, copies replica 0's tensors into everybody's, returns this
+        replica's rank.
 
         Raises BadInput naming the first fact that differs, on all replicas alike and before a tensor travels.
         """
@@ -29,14 +30,17 @@ class Exchange(Protocol):
 
 
 def check_equal(facts: list[Facts]) -> None:
-    """`facts`: one entry per replica. Raises BadInput naming the first key, or line of a list, in which a replica differs from replica 0."""
+    """`facts`: one entry per replica. Raises BadInput naming the first key, or line of a list, in which a replica
+    differs from replica 0."""
     # Through JSON first, so that facts that travelled and facts that did not compare alike.
     first, *others = [json.loads(json.dumps(f)) for f in facts]
     for rank, other in enumerate(others, start=1):
         for key in [*first, *(k for k in other if k not in first)]:
             mine, theirs = first.get(key), other.get(key)
             if mine != theirs:
-                raise BadInput(f"{_difference(key, mine, theirs, rank)}: start all replicas with the same settings and model")
+                raise BadInput(
+                    f"{_difference(key, mine, theirs, rank)}: start all replicas with the same settings and model"
+                )
 
 
 def _difference(key: str, mine: object, theirs: object, rank: int) -> str:

@@ -28,7 +28,9 @@ class Local:
 
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         if len(self._facts) == self.replicas:
-            raise BadInput(f"Local(replicas={self.replicas}) has all its replicas already: make a new one for another run")
+            raise BadInput(
+                f"Local(replicas={self.replicas}) has all its replicas already: make a new one for another run"
+            )
         check_equal([*self._facts[:1], facts])
         self._facts.append(facts)
         self._source = self._source or tensors
@@ -60,7 +62,9 @@ def _run(rounds: list[Round]) -> None:
     for rank, r in enumerate(rounds):
         r.open(rank, headers)
     like = rounds[0].fragment.anchor
-    total, part = (torch.empty(rounds[0].fragment.flat.bucket_elements, dtype=like.dtype, device=like.device) for _ in range(2))
+    total, part = (
+        torch.empty(rounds[0].fragment.flat.bucket_elements, dtype=like.dtype, device=like.device) for _ in range(2)
+    )
     for bucket in rounds[0].open_buckets:
         summed = rounds[0].contribute(bucket, total)
         for r in rounds[1:]:
@@ -71,6 +75,8 @@ def _run(rounds: list[Round]) -> None:
     payload = like.numel() * like.element_size() if rounds[0].report.committed else 0
     for r in rounds:
         r.report.wire_s = (time.perf_counter() - start) / replicas
-        r.report.bytes_sent = sum_bytes(payload, replicas) + gather_bytes(headers[0].nbytes + trailers[0].nbytes, replicas)
+        r.report.bytes_sent = sum_bytes(payload, replicas) + gather_bytes(
+            headers[0].nbytes + trailers[0].nbytes, replicas
+        )
     for r in rounds:
         r.close(trailers)
