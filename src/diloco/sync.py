@@ -109,9 +109,8 @@ class DiLoCo:
 
     def _frozen_sum(self) -> str:
         frozen = sorted((clean_name(n), p) for n, p in self.model.named_parameters() if not p.requires_grad)
-        return (
-            f"checksum {sum((2 * i + 1) * bit_sum(linear_view(p, n)) for i, (n, p) in enumerate(frozen)) % 2**64:016x}"
-        )
+        total = sum((2 * i + 1) * int(bit_sum(linear_view(p, n))) for i, (n, p) in enumerate(frozen))
+        return f"checksum {total % 2**64:016x}"
 
     def _reset_counts(self) -> None:
         self.inner_step = 0
@@ -225,6 +224,8 @@ class DiLoCo:
     def receipt(self) -> dict:
         """What the run did, in JSON values: one whose syncs failed cannot look like one whose syncs worked."""
         committed = [r for r in self.rounds if r.committed]
+        # A resumed run may have had another number of replicas in its earlier rounds.
+        ever = range(max([self.exchange.replicas, *(len(r.tokens) for r in self.rounds)]))
         return {
             "replica": self.rank,
             "replicas": self.exchange.replicas,
@@ -236,9 +237,9 @@ class DiLoCo:
             "inner_steps": self.inner_step,
             "inner_steps_unsynced": self.inner_step - self.synced_step,
             "inner_steps_dropped": self.steps_dropped,
-            "tokens_per_replica": self._tokens_per_replica(self.rounds),
+            "tokens_per_replica": [sum(r.tokens[m] for r in self.rounds if m < len(r.tokens)) for m in ever],
             "tokens_lost": sum(r.tokens[m] for r in self.rounds for m in r.left_out),
-            "replica_resets": [sum(m in r.left_out for r in self.rounds) for m in range(self.exchange.replicas)],
+            "replica_resets": [sum(m in r.left_out for r in self.rounds) for m in ever],
             "spread_median": committed[-1].spread_median if committed else None,
             "spread_max": committed[-1].spread_max if committed else None,
             "checksum": self.checksum(),
@@ -248,10 +249,6 @@ class DiLoCo:
             "wait_s": sum(r.wait_s for r in self.rounds),
             "rounds": [dataclasses.asdict(r) for r in self.rounds],
         }
-
-    def _tokens_per_replica(self, rounds: list[RoundReport]) -> list[int]:
-        # A resumed run may have had another number of replicas in its earlier rounds.
-        return [sum(r.tokens[m] for r in rounds if m < len(r.tokens)) for m in range(self.exchange.replicas)]
 
     # -- across a restart
 

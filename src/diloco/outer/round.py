@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from diloco.outer.fragment import Fragment
+from diloco.outer.fragment import SLICE_ELEMENTS, Fragment, slices
 from diloco.outer.merge import Weights
 from diloco.outer.tensors import Roster
 
-# 512 KiB of fp32: the dozen passes over a slice then run in a core's own cache instead of main memory.
-SLICE_ELEMENTS = 1 << 17
+# Norms, cosine and spread are measured on at most this many slices, evenly spread over the fragment, and scaled up: up
+# to 4M parameters they are exact, beyond that good to a few percent, since layers differ less than that from their
+# neighbours. Measuring all of a large model would cost as much as the outer step itself.
+MEASURED_SLICES = 32
 
 
 @dataclass
@@ -91,9 +93,11 @@ class Round:
         self.buckets = list(fragment.flat.buckets())
         self.device = fragment.anchor.device
         # Squared norms of: merged outer gradient, own, own minus merged, update of the anchor.
-        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.squares = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.stride = -(-fragment.flat.numel // (SLICE_ELEMENTS * MEASURED_SLICES))
         self.whole: Tensor | None = None
-        self.scratch = torch.empty(SLICE_ELEMENTS, dtype=fragment.anchor.dtype, device=self.device)
+        self.scratch = torch.empty(2, SLICE_ELEMENTS, dtype=fragment.anchor.dtype, device=self.device)
         self.rank, self.weights = 0, [1.0]
 
     # -- opening: who takes part
@@ -169,45 +173,61 @@ class Round:
     def absorb(self, bucket: int, total: Tensor) -> None:
         """Takes the SUM over the replicas for the bucket: merges, steps the anchor, and restarts the replica from
         it."""
-        lo, hi = self.buckets[bucket]
+        first, last = self.buckets[bucket]
         total, count = total.to(self.device), sum(w > 0 for w in self.weights)
-        for start in range(lo, hi, SLICE_ELEMENTS):
-            stop = min(start + SLICE_ELEMENTS, hi)
-            self._absorb(total[start - lo : stop - lo].div_(count), start, stop)
+        for lo, hi in slices(first, last):
+            merged = total[lo - first : hi - first].div_(count)
+            if self.whole is not None:
+                self.whole[lo:hi].copy_(merged)
+            else:
+                self._absorb(merged, lo, hi)
 
     def restart(self) -> None:
         """Restarts the replica from the anchor as it is."""
         self.fragment.flat.write(self.fragment.anchor, 0, self.fragment.flat.numel)
+        self.checksum += self.fragment.checksum()
 
     def _absorb(self, merged: Tensor, lo: int, hi: int) -> None:
-        self._measure(merged, lo, hi)
-        if self.whole is not None:
-            self.whole[lo:hi].copy_(merged)
-            return
-        self.sums[3] += self.fragment.state.advance(merged, lo, hi, self.number)
+        anchor, measured = self.fragment.anchor[lo:hi], lo // SLICE_ELEMENTS % self.stride == 0
+        if measured:
+            self._measure(merged, lo, hi)
+            before = self.scratch[1, : hi - lo].copy_(anchor)
+        self.fragment.state.advance(merged, lo, hi, self.number)
+        if measured:
+            self._add_square(3, before.sub_(anchor))
         self.fragment.flat.write(self.fragment.anchor, lo, hi)
+        self.checksum += self.fragment.checksum_part(lo, hi)
 
     def _measure(self, merged: Tensor, lo: int, hi: int) -> None:
-        self.sums[0] += torch.dot(merged, merged)
-        if not self.alive:
-            return
-        own = self.scratch[: hi - lo]
-        self.fragment.flat.drift(self.fragment.anchor, lo, hi, own)
-        self.sums[1] += torch.dot(own, own)
-        own.sub_(merged)
-        self.sums[2] += torch.dot(own, own)
+        self._add_square(0, merged)
+        if self.alive:
+            own = self.scratch[0, : hi - lo]
+            self.fragment.flat.drift(self.fragment.anchor, lo, hi, own)
+            self._add_square(1, own)
+            self._add_square(2, own.sub_(merged))
+
+    def _add_square(self, index: int, vector: Tensor) -> None:
+        self.squares[index] += torch.dot(vector, vector)
 
     # -- closing: do all agree
 
     def trailer(self) -> Tensor:
-        """[checksum of the anchor, then own and (own - merged) squared norms as the bits of fp64] as int64 on the
-        CPU."""
+        """[checksum of the anchor, then own and (own - merged) squared norms as the bits of fp64], int64 on the CPU."""
         if self.whole is not None:
-            self.sums[3] += self.fragment.state.advance(self.whole, 0, self.fragment.flat.numel, self.number)
-            self.restart()
+            self._absorb_whole(self.whole)
             self.whole = None
-        self.sums = self.sums.cpu()
-        return torch.cat([torch.tensor([self.fragment.checksum()]), self.sums[1:3].view(torch.int64)])
+        self.squares = self.squares.cpu() * self.stride
+        return torch.cat([self.checksum.cpu().reshape(1), self.squares[1:3].view(torch.int64)])
+
+    def _absorb_whole(self, merged: Tensor) -> None:
+        """For outer optimizers that need the complete gradient at once."""
+        for lo, hi in slices(0, len(merged)):
+            if lo // SLICE_ELEMENTS % self.stride == 0:
+                self._measure(merged[lo:hi], lo, hi)
+        before = self.fragment.anchor.clone()
+        self.fragment.state.advance(merged, 0, len(merged), self.number)
+        self._add_square(3, before.sub_(self.fragment.anchor).div_(self.stride**0.5))
+        self.restart()
 
     def close(self, trailers: Tensor) -> None:
         """`trailers`: one row per replica. Raises Mismatch when the anchors are no longer bit-identical."""
@@ -218,7 +238,7 @@ class Round:
                 "the replicas do not run the same arithmetic (compare versions and hardware) or a message was damaged"
             )
         squares = trailers[:, 1:].contiguous().view(torch.float64)
-        merged_square = self.sums[0].item()
+        merged_square = self.squares[0].item()
         live = [m for m, w in enumerate(self.weights) if w > 0]
         if live:
             own = [max(squares[m, 0].item(), 0.0) ** 0.5 for m in live]
@@ -228,7 +248,7 @@ class Round:
                 _cosine(o, d, merged_square**0.5) for o, d in zip(own, distance, strict=True)
             )
         self.report.outer_gradient_norm = merged_square**0.5
-        self.report.outer_update_norm = self.sums[3].item() ** 0.5
+        self.report.outer_update_norm = self.squares[3].item() ** 0.5
         self.report.checksum = f"{checksums[0] % 2**64:016x}"
         self.closed(self.report)
 

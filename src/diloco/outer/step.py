@@ -65,9 +65,8 @@ class OuterState:
     def lr(self, round: int) -> float:
         return rate_at(self.outer.lr, round)
 
-    def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> Tensor:
-        """Applies the merged outer gradient of [lo, hi); returns the squared norm of the update (0-dim, so that a GPU
-        need not wait)."""
+    def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> None:
+        """Applies the merged outer gradient of [lo, hi), which it may overwrite."""
         lr, state = self.lr(round), {k: v[lo:hi] for k, v in self.tensors.items()}
         direction, new = self.outer.update(gradient, state, round)
         for key, value in new.items():
@@ -76,7 +75,6 @@ class OuterState:
         if self.outer.clip is not None:
             lr *= clip_scale(lr * torch.linalg.vector_norm(direction).item(), self.outer.clip)
         self.anchor[lo:hi].add_(direction, alpha=-lr)
-        return torch.dot(direction, direction) * lr**2
 
     def state_dict(self) -> State:
         return self.tensors
@@ -99,13 +97,11 @@ class TorchState:
     def lr(self, round: int) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> Tensor:
-        before = self.anchor.clone()
+    def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> None:
         for parameter, view in zip(self.parameters, self.flat.named_views(gradient).values(), strict=True):
             parameter.grad = view
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.linalg.vector_norm(self.anchor - before).square()
 
     def state_dict(self) -> dict:
         return self.optimizer.state_dict()
