@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import diloco
+from diloco.outer.fragment import ALIGNMENT
 from diloco.outer.optimizers import as_outer
 from diloco.outer.step import OuterState, outer_step
 
@@ -63,17 +64,31 @@ def test_equals_plain_torch(outer) -> None:
 
 @pytest.mark.parametrize("outer", OUTERS, ids=repr)
 def test_in_slices_equals_at_once(outer) -> None:
-    """However the anchor is cut, every element gets the same bits."""
+    """However the anchor is cut (at multiples of ALIGNMENT), every element gets the same bits."""
     torch.manual_seed(1)
     anchor = torch.randn(1000)
     whole, sliced = OuterState(outer, anchor.clone()), OuterState(outer, anchor.clone())
     for number in (1, 2, 3):
         g = torch.randn(1000)
         whole.advance(g.clone(), 0, 1000, number)
-        for lo in range(0, 1000, 77):
-            hi = min(lo + 77, 1000)
+        for lo in range(0, 1000, 3 * ALIGNMENT):
+            hi = min(lo + 3 * ALIGNMENT, 1000)
             sliced.advance(g[lo:hi].clone(), lo, hi, number)
     assert torch.equal(whole.anchor, sliced.anchor)
+
+
+@pytest.mark.parametrize("outer", OUTERS, ids=repr)
+def test_in_place_equals_the_pure_function(outer) -> None:
+    """What syncs run is the equation in `update`, up to the rounding of a fused multiply-add in a last few elements."""
+    torch.manual_seed(2)
+    anchor = torch.randn(1003)
+    in_place, pure, state = OuterState(outer, anchor.clone()), anchor, outer.init(anchor)
+    for number in (1, 2, 3):
+        g = torch.randn(1003)
+        in_place.advance(g.clone(), 0, 1003, number)
+        pure, state = outer_step(outer, pure, state, [g], [1.0], number)
+    assert torch.equal(in_place.anchor[:960], pure[:960])
+    torch.testing.assert_close(in_place.anchor, pure, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("outer", OUTERS, ids=repr)

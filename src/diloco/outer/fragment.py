@@ -42,6 +42,7 @@ class Fragment:
         device = device or next(iter(tensors.values())).device
         self.flat = Flat(tensors, max(bucket_bytes // dtype.itemsize // ALIGNMENT, 1) * ALIGNMENT)
         self.anchor = self.flat.read(dtype, device)
+        self.scratch = torch.empty(2, min(SLICE_ELEMENTS, self.flat.numel), dtype=dtype, device=device)
         self.outer = outer
 
     @functools.cached_property

@@ -61,6 +61,7 @@ class OuterState:
         self.outer, self.anchor = outer, anchor
         self.tensors = outer.init(anchor)
         self.whole = outer.clip is not None
+        self.one_pass = not self.whole and getattr(outer, "momentum", 0) > 0 and hasattr(outer, "step_in_one_pass")
 
     def lr(self, round: int) -> float:
         return rate_at(self.outer.lr, round)
@@ -68,6 +69,9 @@ class OuterState:
     def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> None:
         """Applies the merged outer gradient of [lo, hi), which it may overwrite."""
         lr, state = self.lr(round), {k: v[lo:hi] for k, v in self.tensors.items()}
+        if self.one_pass:
+            self.outer.step_in_one_pass(self.anchor[lo:hi], gradient, state, lr)
+            return
         direction, new = self.outer.update(gradient, state, round)
         for key, value in new.items():
             if value is not state[key]:
