@@ -84,8 +84,8 @@ def test_report_shows_every_round_series(report):
     assert page.names("spread") == ["largest", "median"]
     assert page.names("bytes") == ["this run", "data parallel"]
     assert page.plots["bytes"][0]["y"][-1] == 4 * 4 * 800_000
-    assert page.plots["bytes"][1]["y"][-1] == 120 * 4 * 800_000
-    assert "sent 30 times fewer bytes than data parallel would have" in page.text
+    assert page.plots["bytes"][1]["y"][-1] == 120 * 1.5 * 4 * 800_000
+    assert "sent 45 times fewer bytes than data parallel would have" in page.text
 
 
 def test_failed_rounds_come_first_report_117(report):

@@ -25,7 +25,7 @@ def test_run_that_went_as_planned(make_run, tmp_path):
     assert (summary.rounds_planned, summary.rounds_committed, summary.rounds_failed) == (4, 4, 0)
     assert summary.loss == summary.facts["loss"] and summary.final["step"] == 100
     assert summary.bytes_sent == 4 * 4 * 800_000
-    assert summary.bytes_data_parallel == 120 * 4 * 800_000 == data_parallel_bytes(800_000, 120)
+    assert summary.bytes_data_parallel == 120 * 1.5 * 4 * 800_000 == data_parallel_bytes(800_000, 120, 4)
 
 
 def test_run_of_failed_rounds_cannot_hide_report_117(make_run, tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diloco.watch import charts, page, units
-from diloco.watch.summary import GRADIENT_BYTES, Summary, flatten, problems
+from diloco.watch.summary import Summary, data_parallel_bytes, flatten, problems
 
 _SMALL_PX = 260
 _TOKENS = "training tokens, all replicas"
@@ -172,12 +172,12 @@ def _bytes_chart(summary: Summary) -> str:
     charts.add_line(figure, "this run", steps, charts.thin(_running_sum(summary.rounds, "bytes_sent")), charts.ACCENT)
     caption = "Everything sent so far."
     if summary.bytes_data_parallel:
-        per_step = GRADIENT_BYTES * summary.facts["params"]
+        per_step = data_parallel_bytes(summary.facts["params"], 1, summary.facts["replicas"])
         charts.add_line(
             figure, "data parallel", steps, [step * per_step for step in steps], charts.NEUTRAL, 1.4,
             line={"dash": "dash"},
         )  # fmt: skip
-        caption = f"Data parallel would send {GRADIENT_BYTES} bytes per parameter at every step."
+        caption = "Data parallel would sum an fp32 gradient over the replicas at every step."
     figure.update_yaxes(type="log", exponentformat="SI", ticksuffix="B", dtick=1)
     return page.chart("Bytes", caption, charts.to_html(figure, "bytes"))
 

@@ -10,7 +10,7 @@ from typing import Any
 from diloco.watch.runfolder import ROW_COLUMNS, RunFolder
 
 GRADIENT_BYTES = 4
-"""Bytes that data parallel sends per parameter and inner step: its fp32 gradient once, without the all-reduce's own."""
+"""Size of an fp32 gradient, which data parallel sums over the replicas at every inner step."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,12 @@ def problems(summary: Summary) -> list[str]:
     return found
 
 
-def data_parallel_bytes(params: float, inner_steps: float) -> int:
-    """Bytes a replica sends under data parallel."""
-    return round(GRADIENT_BYTES * params * inner_steps)
+def data_parallel_bytes(params: float, inner_steps: float, replicas: int) -> int:
+    """Bytes a replica sends under data parallel: a sum over M replicas sends 2 (M-1)/M of the gradient, the least possible.
+
+    `bytes_sent` in receipts counts a sync's sum in the same way, so the two compare.
+    """
+    return round(2 * (replicas - 1) / replicas * GRADIENT_BYTES * params * inner_steps)
 
 
 def flatten(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -122,4 +125,4 @@ def _final_weights(evals: list[dict]) -> str | None:
 def _bytes_data_parallel(facts: dict[str, Any]) -> int | None:
     if (facts.get("replicas") or 1) < 2 or not all(facts.get(key) for key in ("params", "tokens", "batch_tokens")):
         return None
-    return data_parallel_bytes(facts["params"], facts["tokens"] / facts["batch_tokens"])
+    return data_parallel_bytes(facts["params"], facts["tokens"] / facts["batch_tokens"], facts["replicas"])
