@@ -1,8 +1,9 @@
 """Time of one outer step over gloo against a bare all-reduce of the same bytes, two ranks on loopback.
 
-    torchrun --nproc-per-node 2 benchmarks/outer_step.py [--params 1e6 25e6 100e6] [--out outer_step.json]
+    torchrun --nproc-per-node 2 benchmarks/outer_step.py [--params 1e6 25e6 100e6] [--peers] [--out outer_step.json]
 
-The two are measured alternately in one run; quote the ratio of medians. One thread per rank.
+All are measured in turn in one run; quote the ratios of medians. One thread per rank. `--peers` adds torchft's DiLoCo and
+accelerate's LocalSGD (`pip install torchft==0.2.0 accelerate==1.15.0`), each on its own copy of the model.
 """
 
 from __future__ import annotations
@@ -51,54 +52,70 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(parameters: int) -> dict:
+def measure(parameters: int, peers: bool) -> dict:
     torch.manual_seed(0)
     model = Layers(parameters)
     count = sum(p.numel() for p in model.parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     flat = torch.ones(count)
     dist.all_reduce(flat)  # gloo's own buffers count towards neither
     before = peak_bytes()
-    sync = diloco.DiLoCo(model, optimizer, sync_every=1, hook=False)
+    sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=1, hook=False)
     sync.step()
     held = peak_bytes() - before
-    bare, ours = [], []
-    for repeat in range(REPEATS.get(parameters, 7)):
-        drift(model, repeat)
-        bare.append(seconds(lambda: dist.all_reduce(flat)))
+    systems: dict[str, tuple[nn.Module, Callable[[], object]]] = {"diloco": (model, sync.step)}
+    torchft = None
+    if peers:
+        from peers import TorchFT, accelerate_local_sgd
+
+        torchft = TorchFT(Layers(parameters))
+        systems["torchft"] = (torchft.model, torchft)
+        averaged = Layers(parameters)
+        systems["accelerate"] = (averaged, accelerate_local_sgd(averaged))
+    times = _in_turn(systems, flat, REPEATS.get(parameters, 7))
+    if torchft is not None:
+        torchft.close()
+    bare = statistics.median(times["all_reduce"])
+    row = {"params": count, "memory_held_bytes": held, "memory_allowed_bytes": 2 * 4 * count + (64 << 20)}
+    for name, values in times.items():
+        row |= {f"{name}_s": statistics.median(values), f"{name}_ratio": statistics.median(values) / bare}
+    return row
+
+
+def _in_turn(systems: dict, flat: torch.Tensor, repeats: int) -> dict[str, list[float]]:
+    """Seconds of a bare all-reduce and of every system, one after the other, `repeats` times after one warm-up."""
+    times: dict[str, list[float]] = {"all_reduce": [], **{name: [] for name in systems}}
+    for repeat in range(repeats + 1):
         flat.fill_(1.0)
-        ours.append(seconds(sync.step))
-    allowed = 2 * 4 * count + (64 << 20)
-    return {
-        "params": count,
-        "bare_all_reduce_s": statistics.median(bare),
-        "outer_step_s": statistics.median(ours),
-        "ratio": statistics.median(ours) / statistics.median(bare),
-        "ratio_min": min(ours) / min(bare),
-        "memory_held_bytes": held,
-        "memory_allowed_bytes": allowed,
-    }
+        times["all_reduce"].append(seconds(lambda: dist.all_reduce(flat)))
+        for name, (model, step) in systems.items():
+            drift(model, repeat)
+            times[name].append(seconds(step))
+    return {name: values[1:] for name, values in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", type=float, nargs="+", default=list(REPEATS), help="model sizes in parameters")
+    parser.add_argument("--peers", action="store_true", help="measure torchft and accelerate as well")
     parser.add_argument("--out", default="", help="JSON file for the table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rows = [measure(int(p)) for p in arguments.params]
+    rows = [measure(int(p), arguments.peers) for p in arguments.params]
     if dist.get_rank() == 0:
         for row in rows:
-            print(
-                f"{row['params']:>12,} parameters  all-reduce {1e3 * row['bare_all_reduce_s']:8.1f} ms  outer step "
-                f"{1e3 * row['outer_step_s']:8.1f} ms  ratio {row['ratio']:.2f} (of minima {row['ratio_min']:.2f})  held "
-                f"{row['memory_held_bytes'] / 2**20:7.0f} MiB of {row['memory_allowed_bytes'] / 2**20:7.0f} MiB allowed"
-            )
+            show(row)
         if arguments.out:
             with open(arguments.out, "w") as file:
-                json.dump({"torch": torch.__version__, "rows": rows}, file, indent=1)
+                json.dump({"torch": torch.__version__, "ranks": dist.get_world_size(), "rows": rows}, file, indent=1)
     dist.destroy_process_group()
+
+
+def show(row: dict) -> None:
+    print(f"{row['params']:,} parameters, held {row['memory_held_bytes'] >> 20} MiB", end="")
+    print(f" of {row['memory_allowed_bytes'] >> 20} MiB allowed")
+    for name in [key.removesuffix("_ratio") for key in row if key.endswith("_ratio")]:
+        print(f"  {name:<12} {1e3 * row[f'{name}_s']:9.1f} ms   {row[f'{name}_ratio']:6.2f} x the bare all-reduce")
 
 
 if __name__ == "__main__":

@@ -495,3 +495,31 @@ def test_float64_models_keep_their_precision() -> None:
     model = nn.Linear(3, 3).double()
     sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=1)
     assert sync.fragment.anchor.dtype == torch.float64
+
+
+def test_the_anchor_may_live_elsewhere_report_31() -> None:
+    """With anchor and outer state on a device of their own the numbers are the same, and so they are after a resume."""
+    here, away = Fleet(2), Fleet(2, anchor_device="cpu")
+    for fleet in (here, away):
+        fleet.run(8)
+    assert here.syncs[0].checksum() == away.syncs[0].checksum()
+    away.syncs[0].load_state_dict(copy.deepcopy(away.syncs[0].state_dict()))
+    for fleet in (here, away):
+        fleet.run(4)
+    assert here.syncs[0].checksum() == away.syncs[0].checksum()
+
+
+def test_identical_data_and_short_windows_track_data_parallel_report_17() -> None:
+    """With every replica on the same data the replicas never part, so averaging is the plain run; on IID data it is near."""
+
+    def train(data_of: object, replicas: int) -> torch.Tensor:
+        fleet = Fleet(replicas, sync_every=2, outer=diloco.Average(), lr=0.01)
+        for t in range(20):
+            for m, (model, optimizer) in enumerate(zip(fleet.models, fleet.optimizers, strict=True)):
+                inner_step(model, optimizer, data_of(m), t)
+        return fleet.weights()
+
+    torch.testing.assert_close(train(lambda m: 0, 4), train(lambda m: 0, 1), rtol=1e-5, atol=1e-6)
+    start = weights_of(small_model())
+    one, four = train(lambda m: m, 1) - start, train(lambda m: m, 4) - start
+    assert torch.nn.functional.cosine_similarity(one, four, dim=0) > 0.7

@@ -47,7 +47,7 @@ BAD = {
 
 @pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in BAD.items() for v in values])
 def test_bad_values_are_refused_by_name(field, value):
-    with pytest.raises(BadInput, match=f"^{field} is "):
+    with pytest.raises(BadInput, match=rf"^inner\.{field} is "):
         InnerConfig(**{field: value})
 
 

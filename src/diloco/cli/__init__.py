@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 VERBS = {
@@ -14,7 +15,10 @@ VERBS = {
 }
 
 USAGE = "usage: diloco VERB [options]\n\n" + "\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())
-USAGE += "\n\n`diloco VERB --help` lists a verb's options with their units. Exit code 0: done; 1: the work failed; 2: bad input."
+USAGE += """
+
+`diloco VERB --help` lists a verb's options with their units.
+Exit code 0: done; 1: the work failed; 2: bad input."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,22 +34,26 @@ def main(arguments: list[str] | None = None) -> int:
         print(__version__)
         return 0
     if verb not in VERBS:
-        import difflib
+        from diloco.cli.options import did_you_mean
 
-        close = difflib.get_close_matches(verb, VERBS, n=1)
-        return _refuse(
-            f"unknown verb {verb!r}: " + (f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}")
-        )
+        return _refuse(f"unknown verb {verb!r}: {did_you_mean(verb, VERBS, 'there are ' + ', '.join(VERBS))}")
     from diloco.errors import BadInput
 
     try:
         return importlib.import_module(f"diloco.cli.{verb}").run(rest)
     except BadInput as error:
         return _refuse(str(error))
+    except SystemExit as stop:
+        return int(stop.code or 0)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Who read stdout has seen enough (`diloco train --help | head`); Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _refuse(sentence: str) -> int:
-    print(f"diloco: {sentence}", file=sys.stderr)
+    # One line, whatever a library's own message inside it looks like.
+    print(f"diloco: {' '.join(sentence.split())}", file=sys.stderr)
     return 2

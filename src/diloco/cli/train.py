@@ -3,59 +3,83 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import sys
+from dataclasses import dataclass
 
-from diloco.cli.options import parse, read_toml, take_flag
+from diloco.cli.options import Common, parse
+from diloco.cli.show import print_json, warn
+from diloco.cli.toml import as_flags, read_toml
 from diloco.errors import BadInput
+from diloco.train.config import TrainConfig
+from diloco.train.world import world_size
+
+
+@dataclass(frozen=True)
+class TrainOptions(TrainConfig, Common):
+    """Trains a model with DiLoCo, local SGD or data parallel, and leaves a run folder.
+
+    By itself it simulates all replicas in one process. `torchrun --nproc-per-node 4 -m diloco train ...` runs one
+    replica a process: the same flags, the same losses.
+    """
+
+    config: str = ""
+    """TOML file with settings under these same names (`size = "1m"`, `[inner]`, `lr = 1e-3`); flags win over it."""
+
+    def settings(self) -> TrainConfig:
+        """What is left without the command line's own options."""
+        return TrainConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(TrainConfig)})
 
 
 def run(arguments: list[str]) -> int:
-    from diloco.train.config import TrainConfig, from_dict
-    from diloco.train.loop import train
-    from diloco.train.run import run_path
-    from diloco.train.world import world_size
-    from diloco.watch.report import write_report
-
-    file, arguments = take_flag(arguments, "--config")
-    as_json = "--json" in arguments
-    arguments = [a for a in arguments if a != "--json"]
-    base = TrainConfig() if world_size() is None else _with_replicas(TrainConfig(), world_size())
-    base = from_dict(read_toml(file), base) if file else base
-    config = parse(TrainConfig, arguments, "train", default=base)
-    main = _is_main()
-    for sentence in config.ignored() if main else ():
-        print(f"warning: {sentence}", file=sys.stderr)
     try:
-        receipt = train(config, quiet=as_json)
+        return _run(arguments)
     except BadInput:
-        if main:
-            raise
-        return 2
+        # All ranks refuse alike; one says so.
+        if not _is_main():
+            return 2
+        raise
     except (FloatingPointError, ConnectionError) as error:
         print(f"diloco train: {error}", file=sys.stderr)
         return 1
-    if not main:
-        return 0 if receipt["ok"] else 1
-    report = write_report(run_path(config))
-    print(json.dumps(receipt) if as_json else summary(receipt, str(report)))
+
+
+def _run(arguments: list[str]) -> int:
+    options = read_options(arguments)
+    from diloco.train.loop import train
+    from diloco.train.run import run_path
+    from diloco.watch.report import write_report
+
+    config = options.settings()
+    for sentence in config.ignored() if _is_main() else ():
+        warn(sentence)
+    receipt = train(config, quiet=options.json)
+    if _is_main():
+        report = write_report(run_path(config))
+        print_json(receipt) if options.json else print(summary(receipt, str(report)))
     return 0 if receipt["ok"] else 1
+
+
+def read_options(arguments: list[str]) -> TrainOptions:
+    """From flags, the TOML file they name, and torchrun, whose number of processes is the number of replicas unless it
+    is given."""
+    words = [] if world_size() is None else [f"--replicas={world_size()}"]
+    if file := _config_file(arguments):
+        words += as_flags(read_toml(file), TrainConfig, file)
+    return parse(TrainOptions, [*words, *arguments], "train")
 
 
 def summary(receipt: dict, report: str) -> str:
     lines = []
     if receipt["loss"] is not None:
-        lines.append(
-            f"held-out loss {receipt['loss']:.4f} nats per token ({receipt['bits_per_byte']:.4f} bits per byte), global weights"
-        )
+        bits = f"{receipt['bits_per_byte']:.4f} bits per byte"
+        lines.append(f"held-out loss {receipt['loss']:.4f} nats per token ({bits}), global weights")
     if not receipt["finished"]:
-        lines.append(
-            f"stopped at inner step {receipt['steps']} of {receipt['steps_planned']}; the same command with --resume goes on"
-        )
+        place = f"{receipt['steps']} of {receipt['steps_planned']}"
+        lines.append(f"stopped at inner step {place}; the same command with --resume goes on")
     if "rounds_planned" in receipt:
-        lines.append(
-            f"rounds planned {receipt['rounds_planned']}, committed {receipt['rounds_committed']}, failed {receipt['rounds_failed']}"
-        )
+        counts = (f"{word} {receipt[f'rounds_{word}']}" for word in ("planned", "committed", "failed"))
+        lines.append(f"rounds {', '.join(counts)}")
     sent, parallel = receipt["bytes_sent"], receipt["bytes_sent_data_parallel"]
     share = f", data parallel would have sent {parallel / 1e6:,.1f} MB" if receipt["method"] != "dp" else ""
     lines.append(f"sent {sent / 1e6:,.1f} MB per replica{share}")
@@ -64,17 +88,18 @@ def summary(receipt: dict, report: str) -> str:
     return "\n".join([*lines, f"report {report}"])
 
 
-def _with_replicas(config: object, replicas: int | None) -> object:
-    """Under torchrun the number of replicas is the number of processes unless it is given."""
-    try:
-        return dataclasses.replace(config, replicas=replicas)
-    except BadInput:
-        # The default batch may not divide among them; the user's own batch is checked when the flags are read.
-        unit = replicas * config.data.seq_len
-        return dataclasses.replace(config, replicas=replicas, batch_tokens=-(-config.batch_tokens // unit) * unit)
+def _config_file(arguments: list[str]) -> str:
+    """The value of --config, needed before the flags are parsed. Raises BadInput where it is missing."""
+    file = ""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == "--config":
+            if not following or following.startswith("--"):
+                raise BadInput("--config has no value: give a TOML file")
+            file = following
+        elif word.startswith("--config="):
+            file = word.partition("=")[2]
+    return file
 
 
 def _is_main() -> bool:
-    import os
-
     return os.environ.get("RANK", "0") == "0"

@@ -156,8 +156,8 @@ class TrainConfig:
             unit = self.data.seq_len * self.replicas
             nearest = max(round(self.batch_tokens / unit), 1) * unit
             raise BadInput(
-                f"batch_tokens is {self.batch_tokens}, which {self.replicas} replicas cannot share in sequences of {self.data.seq_len} "
-                f"tokens: the nearest that works is {nearest}"
+                f"batch_tokens is {self.batch_tokens}, which {self.replicas} replicas cannot share in sequences of "
+                f"{self.data.seq_len} tokens: the nearest that works is {nearest}"
             )
 
     @property
@@ -178,31 +178,40 @@ class TrainConfig:
         steps = self.steps or (self.tokens or TOKENS_PER_PARAMETER * params) // self.batch_tokens
         if steps < 1:
             raise BadInput(
-                f"tokens is {self.tokens}, less than one step of batch_tokens={self.batch_tokens}: give more tokens or a smaller batch"
+                f"tokens is {self.tokens}, less than one step of batch_tokens={self.batch_tokens}: give more tokens or "
+                "a smaller batch"
             )
         return steps
 
     def ignored(self) -> list[str]:
         """Settings that were changed from their default but have no effect in this run, each as a sentence."""
-        found = []
-        if self.method != "diloco" and self.outer != OuterConfig():
+        found, outer, default = [], self.outer, OuterConfig()
+        if self.method != "diloco" and outer != default:
             found.append(f"outer.* has no effect with method {self.method}")
-        if (
-            self.method == "diloco"
-            and self.outer.optimizer in ("sgd", "adam", "average")
-            and self.outer.momentum != OuterConfig().momentum
-        ):
-            found.append(f"outer.momentum has no effect with outer.optimizer {self.outer.optimizer}")
-        if self.method == "diloco" and self.outer.optimizer == "average" and self.outer.lr != OuterConfig().lr:
-            found.append("outer.lr has no effect with outer.optimizer average, whose lr is 1")
+        if self.method == "diloco":
+            found += [
+                f"outer.{name} has no effect with outer.optimizer {outer.optimizer}"
+                for name in _WITHOUT_EFFECT.get(outer.optimizer, ())
+                if getattr(outer, name) != getattr(default, name)
+            ]
+            if outer.schedule == "constant" and outer.floor != default.floor:
+                found.append("outer.floor has no effect with outer.schedule constant")
         if self.method == "dp" and self.merge != "mean":
             found.append("merge has no effect with method dp")
+        if self.method == "dp" and self.anchor_device:
+            found.append("anchor_device has no effect with method dp")
         if self.hf and self.size != TrainConfig().size:
             found.append("size has no effect with hf")
         if self.steps and self.tokens:
             found.append("tokens has no effect where steps is given")
         return found
 
+
+_WITHOUT_EFFECT = {
+    "sgd": ("momentum",),
+    "adam": ("momentum",),
+    "average": ("lr", "momentum", "schedule", "clip"),
+}
 
 _LEAST = {
     "replicas": 1, "sync_every": 1, "batch_tokens": 1, "tokens": 0, "steps": 0, "seed": 0, "eval_every": -1,

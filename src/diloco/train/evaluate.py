@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,11 +30,17 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, weights: dict[str, Tensor], data: Data, sequences: int, precision: str, device: torch.device
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    data: Data,
+    sequences: int,
+    precision: str,
+    device: torch.device,
+    progress: Callable[[float], None] | None = None,
 ) -> Evaluation:
     """Loss of `model` with `weights` in place of its own parameters, on the first `sequences` held-out sequences.
 
-    Neither the model's weights and mode nor any random state are changed.
+    `progress` is called with the fraction done. Neither the model's weights and mode nor any random state are changed.
     """
     training, losses = model.training, []
     model.eval()
@@ -42,6 +49,8 @@ def evaluate(
         with forward_precision(precision, device):
             logits_BTV = functional_call(model, weights, (batch_BT[:, :-1],))
         losses += [lm_loss(logits_BTV[b : b + 1], batch_BT[b : b + 1, 1:])[1].item() for b in range(len(batch_BT))]
+        if progress:
+            progress(len(losses) / sequences)
     model.train(training)
     mean = sum(losses) / len(losses)
     variance = sum((x - mean) ** 2 for x in losses) / max(len(losses) - 1, 1)

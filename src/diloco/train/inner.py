@@ -47,16 +47,18 @@ class InnerConfig:
 
     def __post_init__(self) -> None:
         if self.optimizer not in get_args(Method):
-            raise BadInput(f"optimizer is {self.optimizer!r}: choose one of {', '.join(get_args(Method))}")
+            raise BadInput(f"inner.optimizer is {self.optimizer!r}: choose one of {', '.join(get_args(Method))}")
         # Comparisons are written so that NaN fails them.
-        _require(0 < self.lr < math.inf, "lr", self.lr, "a finite number above 0")
-        _require(0 <= self.beta1 < 1, "beta1", self.beta1, "at least 0 and below 1")
-        _require(0 <= self.beta2 < 1, "beta2", self.beta2, "at least 0 and below 1")
-        _require(0 < self.eps < math.inf, "eps", self.eps, "a finite number above 0")
-        _require(0 <= (self.weight_decay or 0) < math.inf, "weight_decay", self.weight_decay, "finite and 0 or more")
-        _require((self.warmup_steps or 0) >= 0, "warmup_steps", self.warmup_steps, "0 or more")
-        _require(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
-        _require(0 <= self.clip < math.inf, "clip", self.clip, "a finite number from 0 (off) up")
+        _require(0 < self.lr < math.inf, "inner.lr", self.lr, "a finite number above 0")
+        _require(0 <= self.beta1 < 1, "inner.beta1", self.beta1, "at least 0 and below 1")
+        _require(0 <= self.beta2 < 1, "inner.beta2", self.beta2, "at least 0 and below 1")
+        _require(0 < self.eps < math.inf, "inner.eps", self.eps, "a finite number above 0")
+        _require(
+            0 <= (self.weight_decay or 0) < math.inf, "inner.weight_decay", self.weight_decay, "finite and 0 or more"
+        )
+        _require((self.warmup_steps or 0) >= 0, "inner.warmup_steps", self.warmup_steps, "0 or more")
+        _require(0 <= self.min_lr_ratio <= 1, "inner.min_lr_ratio", self.min_lr_ratio, "from 0 to 1")
+        _require(0 <= self.clip < math.inf, "inner.clip", self.clip, "a finite number from 0 (off) up")
 
 
 def _require(holds: bool, option: str, value: object, wanted: str) -> None:
@@ -75,7 +77,7 @@ def warmup_steps(cfg: InnerConfig, total_steps: int) -> int:
         return min(PAPER_WARMUP_STEPS, int(MAX_WARMUP_FRACTION * total_steps))
     if cfg.warmup_steps > total_steps:
         raise BadInput(
-            f"warmup_steps is {cfg.warmup_steps}, more than the run's {total_steps} steps: lower it or leave it out"
+            f"inner.warmup_steps is {cfg.warmup_steps}, more than the run's {total_steps} steps: lower it or drop it"
         )
     return cfg.warmup_steps
 
@@ -152,7 +154,7 @@ def _adamw(params: list[nn.Parameter], cfg: InnerConfig, lr: float, decay: float
 
 def _muon(params: list[nn.Parameter], lr: float, decay: float) -> Optimizer:
     if not hasattr(torch.optim, "Muon"):
-        raise BadInput(f"optimizer is 'muon', which torch {torch.__version__} lacks: install torch>=2.9 or use adamw")
+        raise BadInput(f"inner.optimizer is 'muon', which torch {torch.__version__} lacks: use torch>=2.9 or adamw")
     # match_rms_adamw (arXiv:2502.16982 section 2.2) gives Muon's updates AdamW's scale, so that one lr serves both.
     return torch.optim.Muon(params, lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, adjust_lr_fn="match_rms_adamw")
 

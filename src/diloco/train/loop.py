@@ -55,6 +55,7 @@ class Job:
 
     def __init__(self, config: TrainConfig, world: World, progress: Progress) -> None:
         self.config, self.world, self.progress = config, world, progress
+        self.run = world.together(lambda: Run(config) if world.main else None)
         self.data: Data = self._open_data()
         model = model_for(config, self.data, world.device)
         self.params = count_module(model)
@@ -62,37 +63,33 @@ class Job:
         self.last_step = min(config.stop_at or self.total_steps, self.total_steps)
         self._check_batches()
         self.replicas: list[Replica] = build_replicas(config, self.data, model, self.total_steps, world, self._on_round)
-        self.run = Run(config, self._facts()) if world.main else None
         self.checkpoints: Path = run_path(config) / runfolder.CHECKPOINTS
         self.evaluations: dict[int, Evaluation] = {}
         self.rows: list[torch.Tensor] = []
         self.first_unlogged = 0
         self.saved_at = -1
+        self.earlier_s = 0.0
         self.window_started = self.started = time.perf_counter()
 
     # -- the chapters of `train`
 
     def start(self) -> int:
         """The step to begin at: 0, or the last checkpoint's."""
-        step = 0
+        step, notes = 0, []
         if self.config.resume:
-            step, notes = resume.load(self.checkpoints, self.config, self.world, self.replicas)
-            self.saved_at = step
-            if self.run:
-                self.run.go_back_to(step)
-                for text in [f"resumed from inner step {step}", *notes]:
-                    self.run.note(step, text)
-                    self.progress.say(text)
-        if step > self.last_step:
-            raise BadInput(
-                f"stop_at is {self.config.stop_at}, but the checkpoint is already at inner step {step}: give a later step"
-            )
+            step, notes = self.world.together(self._resume)
+        if self.run:
+            self.run.open(step, self._facts())
+            self.evaluations = self.run.evaluations()
+            for text in notes:
+                self.run.note(step, text)
+                self.progress.say(text)
         self.first_unlogged = step
         self.progress.begin(step, self.total_steps)
         return step
 
     def inner_step(self, step: int) -> None:
-        self.rows.append(torch.stack([replica.inner_step(step) for replica in self.replicas]))
+        self.rows.append(torch.cat([replica.inner_step(step) for replica in self.replicas]))
         if (step + 1) % self.config.sync_every == 0:
             self._log_window()
         self.progress.advance(step + 1, self.rows)
@@ -104,7 +101,8 @@ class Job:
 
     def eval_due(self, step: int) -> bool:
         every = self.config.eval_every or max(self.total_steps // EVALS_PER_RUN, 1)
-        return step == self.total_steps or (every > 0 and step % every == 0)
+        # A resumed run has its checkpoint's evaluation on file.
+        return (step == self.total_steps or (every > 0 and step % every == 0)) and step not in self.evaluations
 
     def evaluate(self, step: int) -> None:
         """On the newest global weights, in the main process; the others go on and meet it at the next sync."""
@@ -127,13 +125,13 @@ class Job:
         self._log_window()
         if step == self.saved_at:
             return
-        path = resume.save(self.checkpoints, step, self.config, self.world, self.replicas)
+        path = resume.save(self.checkpoints, step, self.config, self.world, self.replicas, self._seconds())
         self.saved_at = step
         if self.run:
             self.run.log.write("checkpoint", step, path=str(path))
 
     def receipt(self, step: int) -> dict[str, Any]:
-        receipt = make_receipt(self, step, time.perf_counter() - self.started)
+        receipt = make_receipt(self, step, self._seconds())
         if self.run:
             self.run.finish(receipt, make_row(self, receipt) if step == self.total_steps else None)
         return receipt
@@ -141,19 +139,29 @@ class Job:
     # -- details
 
     def _open_data(self) -> Data:
-        """The main process first, so that the others find the token cache; what it refuses, all refuse."""
+        """The main process first, so that the others find the token cache."""
         options = dataclasses.replace(self.config.data, seed=self.config.seed + self.config.data.seed)
-        if not self.world.main and (refusal := self.world.gather_json([None])[0]):
-            raise BadInput(refusal)
-        try:
-            data = open_data(options, progress=self.progress.tokenising)
-        except BadInput as error:
-            if self.world.main:
-                self.world.gather_json([str(error)] * len(self.world.mine))
-            raise
-        if self.world.main:
-            self.world.gather_json([None] * len(self.world.mine))
-        return data
+
+        def work() -> Data:
+            return open_data(options, progress=self.progress.tokenising)
+
+        data = self.world.together(lambda: work() if self.world.main else None)
+        return work() if data is None else data
+
+    def _resume(self) -> tuple[int, list[str]]:
+        """The step of the checkpoint gone on from, and what is to be said about it."""
+        loaded = resume.load(self.checkpoints, self.config, self.world, self.replicas)
+        if loaded.step > self.last_step:
+            raise BadInput(
+                f"stop_at is {self.config.stop_at}, but the checkpoint is already at inner step {loaded.step}: give a "
+                "later step"
+            )
+        self.saved_at, self.earlier_s = loaded.step, loaded.seconds
+        return loaded.step, [f"resumed from inner step {loaded.step}", *loaded.notes]
+
+    def _seconds(self) -> float:
+        """Seconds so far, those of earlier legs up to their last checkpoint included."""
+        return self.earlier_s + time.perf_counter() - self.started
 
     def _check_batches(self) -> None:
         """Builds one training and one held-out batch, so that a data fault ends the run before it begins."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from diloco.train.config import TrainConfig
 from diloco.train.sizes import train_flops
 from diloco.wire.exchange import sum_bytes
 
@@ -33,6 +34,7 @@ def make_receipt(job: Job, step: int, seconds: float) -> dict[str, Any]:
         "loss_weights": "global",
         "seconds": seconds,
         **own,
+        "tokens_lost": own["tokens_lost"] + own.get("inner_steps_dropped", 0) * job.config.batch_tokens,
         "bytes_sent_data_parallel": step * _gradient_bytes(job),
     }
 
@@ -40,7 +42,6 @@ def make_receipt(job: Job, step: int, seconds: float) -> dict[str, Any]:
 def make_row(job: Job, receipt: dict[str, Any]) -> dict[str, Any]:
     """One line with the columns that `watch.runfolder` names."""
     c, params = job.config, job.params
-    has_outer = c.method == "diloco"
     return {
         "run": c.run_name,
         "method": c.method,
@@ -53,14 +54,24 @@ def make_row(job: Job, receipt: dict[str, Any]) -> dict[str, Any]:
         "codec": "fp32",
         "batch_tokens": c.batch_tokens,
         "inner_lr": c.inner.lr,
-        "outer_lr": c.outer.lr if has_outer else None,
-        "outer_momentum": c.outer.momentum if has_outer and c.outer.optimizer in ("nesterov", "heavyball") else None,
+        **_outer_columns(c),
         "seed": c.seed,
         "loss": receipt["loss"],
         "loss_se": receipt["loss_se"],
         "flops": train_flops(params.params, receipt["tokens"]),
         "seconds": receipt["seconds"],
         "bytes_sent": receipt["bytes_sent"],
+    }
+
+
+def _outer_columns(config: TrainConfig) -> dict[str, float | None]:
+    """None for what the run has not got, so that no law is fitted on a setting without effect."""
+    outer = config.outer
+    if config.method != "diloco":
+        return {"outer_lr": None, "outer_momentum": None}
+    return {
+        "outer_lr": 1.0 if outer.optimizer == "average" else outer.lr,
+        "outer_momentum": outer.momentum if outer.optimizer in ("nesterov", "heavyball") else None,
     }
 
 

@@ -1,4 +1,7 @@
-"""One replica: a model, its inner optimizer, and its inner step."""
+"""One replica: a model, its inner optimizer, and its inner step.
+
+Shapes: B sequences, T positions, V vocabulary, S shards of the global batch.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,13 @@ class Replica:
         self.sync: DiLoCo | None = None
 
     def inner_step(self, step: int) -> Tensor:
-        """Inner step `step`, counted from 0. Returns [nll in nats per token, gradient norm before clipping] on the
-        model's device.
+        """Inner step `step`, counted from 0. Returns [nll in nats per token, gradient norm before clipping] of each
+        shard, [shards, 2] on the model's device.
 
         The optimizer's step hook runs a round where one is due.
         """
-        # A pure function of its arguments, so that dropout differs between replicas and a resume needs no generator
-        # state.
-        torch.manual_seed(hash((self.config.seed, step, self.shards[0])) % 2**63)
         set_lr(self.optimizers, lr_at(step, self.total_steps, self.config.inner))
-        nll = torch.stack([self._backward(step, shard) for shard in self.shards]).mean()
+        nll_S = torch.stack([self._backward(step, shard) for shard in self.shards])
         if self.sync is None:
             self._average_gradients()
         norm = clip_gradients(self.model, self.config.inner.clip)
@@ -50,7 +50,7 @@ class Replica:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        return torch.stack([nll, norm.to(nll.device)])
+        return torch.stack([nll_S, norm.to(nll_S.device).expand_as(nll_S)], dim=1)
 
     def finish(self) -> None:
         if self.sync is not None:
@@ -64,6 +64,9 @@ class Replica:
         return own | {name: view.to(own[name].device, own[name].dtype) for name, view in self.sync.anchor().items()}
 
     def _backward(self, step: int, shard: int) -> Tensor:
+        # A function of seed and place alone, so that dropout differs between shards, is the same in one process and in
+        # many, and a resume needs no generator state.
+        torch.manual_seed(hash((self.config.seed, step, shard)) % 2**63)
         batch_BT = self.data.batch(step, shard, self.world.replicas, self.config.sequences).to(self.world.device)
         with forward_precision(self.config.precision, self.world.device):
             logits_BTV = self.model(batch_BT[:, :-1])

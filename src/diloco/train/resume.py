@@ -6,8 +6,10 @@ each replica. Data order, learning rates and random numbers are functions of the
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 from diloco import checkpoint
 from diloco.checkpoint.manifest import read_manifest
@@ -15,6 +17,7 @@ from diloco.errors import BadInput
 from diloco.train.config import TrainConfig, config_hash, to_dict
 from diloco.train.replica import Replica
 from diloco.train.world import World
+from diloco.watch import runfolder
 
 FORMAT = 1
 
@@ -35,7 +38,17 @@ FREE = (
 )
 
 
-def save(root: Path, step: int, config: TrainConfig, world: World, replicas: list[Replica]) -> Path | None:
+class Resumed(NamedTuple):
+    step: int
+    seconds: float
+    """What the run has taken up to there."""
+    notes: list[str]
+    """What could not be carried over, a sentence each."""
+
+
+def save(
+    root: Path, step: int, config: TrainConfig, world: World, replicas: list[Replica], seconds: float
+) -> Path | None:
     """Every process writes its own parts and the main one commits them; returns the checkpoint's folder there.
 
     Raises FloatingPointError where the weights are not finite: such a checkpoint must not push out a good one.
@@ -54,6 +67,7 @@ def save(root: Path, step: int, config: TrainConfig, world: World, replicas: lis
     meta = {
         "format": FORMAT,
         "step": step,
+        "seconds": seconds,
         "replicas": config.replicas,
         "config": to_dict(config),
         "config_hash": config_hash(config),
@@ -72,35 +86,39 @@ def _refuse_nonfinite(trees: dict, step: int, world: World) -> None:
         )
 
 
-def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica]) -> tuple[int, list[str]]:
-    """Restores the newest whole checkpoint; returns its step, and what could not be carried over, a sentence each.
+def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica]) -> Resumed:
+    """Restores the newest whole checkpoint; a run that was killed before its first begins anew.
 
-    Raises BadInput where there is none, or where it belongs to a run with other settings.
+    Raises BadInput where all are damaged or lack something, or where the run has other settings.
     """
     path, skipped = checkpoint.latest_whole(root)
-    if path is None:
+    if path is None and skipped:
         raise BadInput(
-            f"{root} holds no whole checkpoint to resume from"
-            + (f" ({'; '.join(skipped)})" if skipped else "")
-            + ": start afresh"
+            f"{root} holds no whole checkpoint to resume from ({'; '.join(skipped)}): start another run with --name"
         )
+    if path is None:
+        file = root.parent / runfolder.CONFIG
+        _check_same_run(runfolder.read_json(file)["config"], to_dict(config), file)
+        return Resumed(0, 0.0, ["it had no checkpoint yet, so it began anew"])
     meta = read_manifest(path)["meta"]
     if meta.get("format") != FORMAT:
         raise BadInput(
-            f"{path} has checkpoint format {meta.get('format')!r}, this version reads {FORMAT}: use the version that wrote it"
+            f"{path} has checkpoint format {meta.get('format')!r}, this version reads {FORMAT}: use the version that "
+            "wrote it"
         )
     _check_same_run(meta["config"], to_dict(config), path)
     saved = 1 if config.method == "dp" else meta["replicas"]
     names = [f"replica-{m % saved}" for m, _ in zip(world.mine, replicas, strict=False)]
     trees, _ = checkpoint.load(path, ["global", *sorted(set(names))], verify=False)  # latest_whole has just verified it
     for name, replica in zip(names, replicas, strict=True):
+        _check_complete(path / name, trees[name], replica, just_reset=_just_reset(trees["global"], name, meta["step"]))
         _restore(replica, trees[name], trees["global"])
     if world.main:
         checkpoint.drop_after(root, meta["step"])
     notes = [f"skipped a damaged checkpoint: {reason}" for reason in skipped]
     if config.method != "dp" and saved != config.replicas:
         notes += _change_replicas(replicas, saved)
-    return meta["step"], notes
+    return Resumed(meta["step"], meta["seconds"], notes)
 
 
 def _replica_tree(replica: Replica) -> dict:
@@ -121,10 +139,29 @@ def _weights(tree: dict) -> dict:
     return {key: tree[key] for key in ("model", "anchor") if key in tree}
 
 
+def _check_complete(part: Path, tree: dict, replica: Replica, just_reset: bool) -> None:
+    """Raises BadInput where a part would restore less than it should: moments that start from zero shock the loss."""
+    wanted = ["model", "optimizers", *(["counts"] if replica.sync is not None else [])]
+    missing = [key for key in wanted if key not in tree]
+    if not missing and not just_reset and len(tree["optimizers"]) == len(replica.optimizers):
+        missing = [f"optimizers/{i}/state" for i, saved in enumerate(tree["optimizers"]) if not saved.get("state")]
+    if missing:
+        raise BadInput(
+            f"{part} lacks {missing[0]}, without which the run would not be the same: use another checkpoint"
+        )
+
+
+def _just_reset(shared: dict, name: str, step: int) -> bool:
+    """Whether the replica was reset in a round at this very step, which clears moments that were not finite."""
+    last = shared["rounds"][-1] if shared.get("rounds") else None
+    return last is not None and last["step"] == step and name in [f"replica-{m}" for m in last["left_out"]]
+
+
 def _restore(replica: Replica, tree: dict, shared: dict) -> None:
     replica.model.load_state_dict(tree["model"])
     for optimizer, state in zip(replica.optimizers, tree["optimizers"], strict=True):
-        optimizer.load_state_dict(state)
+        # Torch keeps the very tensors it is given, and several replicas may be restored from one part.
+        optimizer.load_state_dict(copy.deepcopy(state))
     if replica.sync is not None:
         replica.sync.load_state_dict({**shared, "counts": tree["counts"]})
 
@@ -133,7 +170,8 @@ def _change_replicas(replicas: list[Replica], saved: int) -> list[str]:
     """With another number of replicas all start from the anchor, and an open window cannot be divided among them."""
     lost = [r.sync.restart_window() for r in replicas if r.sync is not None][0]
     notes = [
-        f"resumed with {replicas[0].world.replicas} replicas instead of {saved}: inner optimizer states were taken over in turn"
+        f"resumed with {replicas[0].world.replicas} replicas instead of {saved}: inner optimizer states were taken "
+        "over in turn"
     ]
     return notes + ([f"the {lost} inner steps since the last sync were dropped"] if lost else [])
 
@@ -145,5 +183,6 @@ def _check_same_run(saved: dict, now: dict, path: Path, prefix: str = "") -> Non
             _check_same_run(was, value, path, f"{key}.")
         elif prefix + key not in FREE and was != value:
             raise BadInput(
-                f"{prefix}{key} is {value!r} but {path} was saved with {was!r}: resume with the same value, or start another run with --name"
+                f"{prefix}{key} is {value!r} but {path} was saved with {was!r}: resume with the same value, or start "
+                "another run with --name"
             )

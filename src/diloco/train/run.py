@@ -18,26 +18,33 @@ from diloco.outer.round import RoundReport
 from diloco.train.config import TrainConfig, config_hash, to_dict
 from diloco.train.evaluate import Evaluation
 from diloco.watch import runfolder
-from diloco.watch.events import EventLog, truncate_after
+from diloco.watch.events import EventLog, read_events, truncate_after
 
 
 class Run:
-    """Only the main process has one; the others have None."""
+    """Only the main process has one; the others have None. Nothing is written before `open`.
 
-    def __init__(self, config: TrainConfig, facts: dict[str, Any]) -> None:
+    Raises BadInput where the folder holds a run that is not to be resumed, or none that could be.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.folder = run_path(config)
-        self.checkpoints = self.folder / runfolder.CHECKPOINTS
         _check_fresh(self.folder, config.resume)
-        _make(self.folder)
-        runfolder.write_json(self.folder / runfolder.CONFIG, {**facts, **provenance(config)})
-        self.log = EventLog(self.folder / runfolder.EVENTS)
 
-    def go_back_to(self, step: int) -> None:
-        """Drops events later than the checkpoint a run is resumed from, so that nothing appears twice."""
-        self.log.close()
+    def open(self, step: int, facts: dict[str, Any]) -> None:
+        """Begins at inner step `step`: later events, of a leg that went beyond its last checkpoint, are dropped, so
+        that nothing appears twice. `facts` join the configuration in config.json."""
+        _make(self.folder)
+        runfolder.write_json(self.folder / runfolder.CONFIG, {**facts, **provenance(self.config)})
         truncate_after(self.folder / runfolder.EVENTS, step)
         self.log = EventLog(self.folder / runfolder.EVENTS)
+
+    def evaluations(self) -> dict[int, Evaluation]:
+        """Evaluations so far by inner step, those of earlier legs included."""
+        columns = [f.name for f in dataclasses.fields(Evaluation)]
+        events = read_events(self.folder / runfolder.EVENTS, ("eval",))
+        return {e["step"]: Evaluation(*(e[c] for c in columns)) for e in events}
 
     def note(self, step: int, text: str) -> None:
         self.log.write("note", step, text=text)
@@ -69,6 +76,7 @@ class Run:
         )
 
     def finish(self, receipt: dict[str, Any], row: dict[str, Any] | None) -> None:
+        self.log.close()
         runfolder.write_json(self.folder / runfolder.RECEIPT, receipt)
         if row is not None:
             runfolder.write_row(self.folder / runfolder.ROW, row)
@@ -102,7 +110,10 @@ def _check_fresh(folder: Path, resume: bool) -> None:
     if started and not resume:
         raise BadInput(f"run folder {folder} already holds a run: give another --name, or go on with --resume")
     if resume and not started:
-        raise BadInput(f"run folder {folder} holds no run to resume: check --runs and --name, or leave out --resume")
+        raise BadInput(
+            f"run folder {folder} holds no run to resume: check --runs and --name (needed where --replicas is another "
+            "than before), or leave out --resume"
+        )
 
 
 def _make(folder: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from diloco.errors import BadInput
 from diloco.train.config import TrainConfig
 from diloco.wire.collective import Collective
 from diloco.wire.local import Local
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,21 @@ class World:
         """One JSON value for each of this process's replicas -> one for every replica."""
         return self.exchange.gather_json(values[0]) if isinstance(self.exchange, Collective) else values
 
+    def together(self, work: Callable[[], T]) -> T:
+        """The result of `work()`, which every process must call: what one refuses with BadInput, all refuse.
+
+        Otherwise the others would begin to train and learn of it at the first sync.
+        """
+        result, own = None, None
+        try:
+            result = work()
+        except BadInput as error:
+            own = error
+        refusals = [text for text in self.gather_json([own and str(own)] * len(self.mine)) if text]
+        if refusals:
+            raise own or BadInput(refusals[0])
+        return result
+
 
 def world_size() -> int | None:
     """Number of processes torchrun started, None without torchrun."""
@@ -58,14 +76,15 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
     """Raises BadInput where torchrun's processes are not the configured replicas, or the device or port cannot be
     had."""
     processes = world_size()
-    device = _device(config.device)
-    _set_threads(config.threads)
+    device = pick_device(config.device)
+    set_threads(config.threads)
     if processes is None:
         yield World(Local(config.replicas), tuple(range(config.replicas)), device)
         return
     if processes != config.replicas:
         raise BadInput(
-            f"replicas is {config.replicas}, but torchrun started {processes} processes and each is a replica: leave --replicas out"
+            f"replicas is {config.replicas}, but torchrun started {processes} processes and each is a replica: leave "
+            "--replicas out"
         )
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -81,7 +100,8 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def _device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; auto takes CUDA where there is one. Raises BadInput where this machine lacks it."""
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -89,14 +109,15 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         if device.type == "cuda":
             device = torch.device("cuda", local_rank if device.index is None else device.index)
-            torch.cuda.set_device(device)
+            torch.cuda.setpick_device(device)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, AttributeError) as error:
         raise BadInput(f"device is {name!r}, which this machine cannot give: use auto or cpu") from error
     return device
 
 
-def _set_threads(threads: int) -> None:
+def set_threads(threads: int) -> None:
+    """CPU threads of torch; 0 leaves its own choice, or under torchrun this process's share."""
     if threads:
         torch.set_num_threads(threads)
     elif local := int(os.environ.get("LOCAL_WORLD_SIZE", 0)):

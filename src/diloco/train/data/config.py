@@ -47,17 +47,17 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if not self.sources:
-            raise BadInput("sources is empty: name at least one, for instance stdlib")
+            raise BadInput("data.sources is empty: name at least one, for instance stdlib")
         if self.seq_len < 1:
-            raise BadInput(f"seq_len is {self.seq_len}, but a sequence needs at least 1 token")
+            raise BadInput(f"data.seq_len is {self.seq_len}, but a sequence needs at least 1 token")
         if not 0 < self.heldout < 1:
-            raise BadInput(f"heldout is {self.heldout}, but it must lie between 0 and 1, for instance 0.05")
+            raise BadInput(f"data.heldout is {self.heldout}, but it must lie between 0 and 1, for instance 0.05")
         if self.max_tokens < 0:
-            raise BadInput(f"max_tokens is {self.max_tokens}: give a positive number of tokens, or 0 for everything")
+            raise BadInput(f"data.max_tokens is {self.max_tokens}: give a number of tokens, or 0 for everything")
         if not 0 <= self.overlap <= 0.5:
-            raise BadInput(f"overlap is {self.overlap}, but it must lie between 0 and 0.5, for instance 0.05")
+            raise BadInput(f"data.overlap is {self.overlap}, but it must lie between 0 and 0.5, for instance 0.05")
         if self.shards not in ("shuffled", "contiguous"):
-            raise BadInput(f"shards is {self.shards!r}: choose shuffled or contiguous")
+            raise BadInput(f"data.shards is {self.shards!r}: choose shuffled or contiguous")
         _check_tokenizer(self.tokenizer)
         self._check_sources()
 
@@ -65,7 +65,7 @@ class DataConfig:
         specs = [split_weight(source)[0] for source in self.sources]
         for spec in specs:
             if specs.count(spec) > 1:
-                raise BadInput(f"sources names {spec} twice: name it once and give it a weight, as in {spec}=2")
+                raise BadInput(f"data.sources names {spec} twice: name it once and give it a weight, as in {spec}=2")
             if spec.startswith("hf:") and not self.max_tokens:
                 raise BadInput(f"source {spec} is streamed, so max_tokens must say how much of it to take (it is 0)")
 
@@ -100,7 +100,7 @@ def bpe_vocab(tokenizer: str) -> int | None:
     digits = tokenizer[len("bpe:") :]
     if not digits.isdecimal() or int(digits) < BPE_MIN_VOCAB:
         raise BadInput(
-            f"tokenizer {tokenizer}: bpe:N needs a whole number N of at least {BPE_MIN_VOCAB} "
+            f"data.tokenizer {tokenizer}: bpe:N needs a whole number N of at least {BPE_MIN_VOCAB} "
             "(256 bytes and a separator), as in bpe:4096"
         )
     return int(digits)
@@ -113,6 +113,6 @@ def _check_tokenizer(tokenizer: str) -> None:
         close = difflib.get_close_matches(tokenizer.partition(":")[0], ["bytes", "bpe"], n=1)
         hint = {"bytes": "did you mean bytes", "bpe": "did you mean bpe:4096"}[close[0]] + "?" if close else ""
         raise BadInput(
-            f"tokenizer {tokenizer!r} is neither bytes, nor bpe:N, nor a tokenizers JSON file that exists"
+            f"data.tokenizer {tokenizer!r} is neither bytes, nor bpe:N, nor a tokenizers JSON file that exists"
             + (f" ({hint})" if hint else "")
         )

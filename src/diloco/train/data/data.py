@@ -27,11 +27,11 @@ BYTES_CHUNKS = 64
 """bytes_per_token is measured on at most 64 chunks of 65536 held-out tokens, evenly spread."""
 
 
-def open_data(config: DataConfig, *, progress: Progress | None = None) -> Data:
+def open_data(config: DataConfig, *, progress: Progress | None = None, tokenizer: Tokenizer | None = None) -> Data:
     """Tokenise the sources, or find them in the cache, and open them memory-mapped.
 
-    `progress` is called with (source, fraction tokenised). Raises `BadInput` for a source, tokenizer or size that
-    cannot be used.
+    `progress` is called with (source, fraction tokenised); `tokenizer` takes the place of the configured one. Raises
+    `BadInput` for a source, tokenizer or size that cannot be used.
     """
     specs, weights = zip(*(split_weight(source) for source in config.sources), strict=True)
     sources = [open_source(spec, config.text_field) for spec in specs]
@@ -42,7 +42,7 @@ def open_data(config: DataConfig, *, progress: Progress | None = None) -> Data:
             raise BadInput(
                 f"source {source} has less than 1/{BLOCK} of the total weight: raise its weight or leave it out"
             )
-    tokenizer = open_tokenizer(config, sources)
+    tokenizer = tokenizer or open_tokenizer(config, sources)
     corpora = []
     for source in sources:
         corpus = open_corpus(source, tokenizer, config.text_field, config.max_tokens, config.cache_path, progress)
