@@ -23,6 +23,8 @@ BUCKET_BYTES = 8 << 20
 # straddles two of them, and every element sees the same arithmetic whatever the bucket's size.
 ALIGNMENT = 64
 
+CHECKSUM_BLOCK_ELEMENTS = 1 << 20
+
 # 512 KiB of fp32: the dozen passes over a slice then run in a core's own cache instead of main memory.
 SLICE_ELEMENTS = 1 << 17
 
@@ -59,15 +61,15 @@ class Fragment:
     def checksum(self) -> int:
         """A 64-bit sum over the anchor's bits: equal on two replicas when their anchors are bit-identical.
 
-        Integer addition wraps and does not depend on order, so every device and thread count agrees; each slice is
-        weighted by its place, so that slices cannot trade places unnoticed. It guards against accidents, not against
+        Integer addition wraps and does not depend on order, so every device and thread count agrees; each block is
+        weighted by its place, so that blocks cannot trade places unnoticed. It guards against accidents, not against
         tampering.
         """
-        return int(sum(self.checksum_part(lo, hi) for lo, hi in slices(0, self.flat.numel)))
-
-    def checksum_part(self, lo: int, hi: int) -> Tensor:
-        """The share of [lo, hi) in the checksum: 0-dim int64. The range must lie in one slice."""
-        return bit_sum(self.anchor[lo:hi]) * (2 * (lo // SLICE_ELEMENTS) + 1)
+        whole = self.flat.numel // CHECKSUM_BLOCK_ELEMENTS * CHECKSUM_BLOCK_ELEMENTS
+        words = self.anchor[:whole].view(torch.int64)
+        words_per_block = CHECKSUM_BLOCK_ELEMENTS * self.anchor.element_size() // 8
+        sums = words.view(-1, words_per_block).sum(1).tolist() + [int(bit_sum(self.anchor[whole:]))]
+        return _wrap(sum((2 * index + 1) * total for index, total in enumerate(sums)))
 
 
 def slices(lo: int, hi: int) -> Iterator[tuple[int, int]]:
@@ -87,3 +89,7 @@ def bit_sum(values: Tensor) -> Tensor:
     padded = torch.zeros(whole + 8, dtype=torch.uint8, device=raw.device)
     padded[: raw.numel()] = raw
     return padded.view(torch.int64).sum()
+
+
+def _wrap(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -94,7 +94,6 @@ class Round:
         self.device = fragment.anchor.device
         # Squared norms of: merged outer gradient, own, own minus merged, update of the anchor.
         self.squares = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
         self.stride = -(-fragment.flat.numel // (SLICE_ELEMENTS * MEASURED_SLICES))
         self.whole: Tensor | None = None
         self.scratch = fragment.scratch
@@ -185,7 +184,6 @@ class Round:
     def restart(self) -> None:
         """Restarts the replica from the anchor as it is."""
         self.fragment.flat.write(self.fragment.anchor, 0, self.fragment.flat.numel)
-        self.checksum += self.fragment.checksum()
 
     def _absorb(self, merged: Tensor, lo: int, hi: int) -> None:
         anchor, measured = self.fragment.anchor[lo:hi], lo // SLICE_ELEMENTS % self.stride == 0
@@ -196,7 +194,6 @@ class Round:
         if measured:
             self._add_square(3, before.sub_(anchor))
         self.fragment.flat.write(self.fragment.anchor, lo, hi)
-        self.checksum += self.fragment.checksum_part(lo, hi)
 
     def _measure(self, merged: Tensor, lo: int, hi: int) -> None:
         self._add_square(0, merged)
@@ -217,7 +214,7 @@ class Round:
             self._absorb_whole(self.whole)
             self.whole = None
         self.squares = self.squares.cpu() * self.stride
-        return torch.cat([self.checksum.cpu().reshape(1), self.squares[1:3].view(torch.int64)])
+        return torch.cat([torch.tensor([self.fragment.checksum()]), self.squares[1:3].view(torch.int64)])
 
     def _absorb_whole(self, merged: Tensor) -> None:
         """For outer optimizers that need the complete gradient at once."""

@@ -148,9 +148,9 @@ class Collective:
     def gather(self, row: Tensor) -> Tensor:
         """[len] on each replica -> [M, len] on the CPU of all."""
         row = row.to(self.device)
-        rows = [torch.empty_like(row) for _ in range(self.replicas)]
-        _reached(dist.all_gather, rows, row, group=self.group)
-        return torch.stack(rows).cpu()
+        rows = torch.empty(self.replicas * row.numel(), dtype=row.dtype, device=self.device)
+        _reached(dist.all_gather_into_tensor, rows, row, group=self.group)
+        return rows.view(self.replicas, -1).cpu()
 
     def gather_json(self, value: object) -> list:
         """Every replica's JSON value on all replicas, in rank order. (torch's own object collectives unpickle what

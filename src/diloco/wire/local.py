@@ -25,6 +25,7 @@ class Local:
         self._facts: list[Facts] = []
         self._source: list[Tensor] = []
         self._waiting: dict[int, Round] = {}
+        self._buffers = torch.empty(0)
 
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         if len(self._facts) == self.replicas:
@@ -53,30 +54,33 @@ class Local:
         if len(self._waiting) == self.replicas:
             rounds = [self._waiting[m] for m in range(self.replicas)]
             self._waiting = {}
-            _run(rounds)
+            self._run(rounds)
 
-
-def _run(rounds: list[Round]) -> None:
-    start, replicas = time.perf_counter(), len(rounds)
-    headers = torch.stack([r.header() for r in rounds])
-    for rank, r in enumerate(rounds):
-        r.open(rank, headers)
-    like = rounds[0].fragment.anchor
-    total, part = (
-        torch.empty(rounds[0].fragment.flat.bucket_elements, dtype=like.dtype, device=like.device) for _ in range(2)
-    )
-    for bucket in rounds[0].open_buckets:
-        summed = rounds[0].contribute(bucket, total)
-        for r in rounds[1:]:
-            summed += r.contribute(bucket, part)
+    def _run(self, rounds: list[Round]) -> None:
+        start, replicas = time.perf_counter(), len(rounds)
+        headers = torch.stack([r.header() for r in rounds])
+        for rank, r in enumerate(rounds):
+            r.open(rank, headers)
+        anchor, flat = rounds[0].fragment.anchor, rounds[0].fragment.flat
+        total, part = self._two_buffers(anchor, min(flat.bucket_elements, flat.numel))
+        for bucket in rounds[0].open_buckets:
+            summed = rounds[0].contribute(bucket, total)
+            for r in rounds[1:]:
+                summed += r.contribute(bucket, part)
+            for r in rounds:
+                r.absorb(bucket, part[: len(summed)].copy_(summed))
+        trailers = torch.stack([r.trailer() for r in rounds])
+        payload = anchor.numel() * anchor.element_size() if rounds[0].report.committed else 0
         for r in rounds:
-            r.absorb(bucket, part[: len(summed)].copy_(summed))
-    trailers = torch.stack([r.trailer() for r in rounds])
-    payload = like.numel() * like.element_size() if rounds[0].report.committed else 0
-    for r in rounds:
-        r.report.wire_s = (time.perf_counter() - start) / replicas
-        r.report.bytes_sent = sum_bytes(payload, replicas) + gather_bytes(
-            headers[0].nbytes + trailers[0].nbytes, replicas
-        )
-    for r in rounds:
-        r.close(trailers)
+            r.report.wire_s = (time.perf_counter() - start) / replicas
+            r.report.bytes_sent = sum_bytes(payload, replicas) + gather_bytes(
+                headers[0].nbytes + trailers[0].nbytes, replicas
+            )
+        for r in rounds:
+            r.close(trailers)
+
+    def _two_buffers(self, like: Tensor, length: int) -> Tensor:
+        """Kept between rounds: memory fresh from the system costs a page fault every 4 KiB."""
+        if self._buffers.shape != (2, length) or self._buffers.dtype != like.dtype:
+            self._buffers = torch.empty(2, length, dtype=like.dtype, device=like.device)
+        return self._buffers
