@@ -58,8 +58,9 @@ def measure(parameters: int, peers: bool) -> dict:
     count = sum(p.numel() for p in model.parameters())
     flat = torch.ones(count)
     dist.all_reduce(flat)  # gloo's own buffers count towards neither
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = peak_bytes()
-    sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=1, hook=False)
+    sync = diloco.DiLoCo(model, optimizer, sync_every=1, hook=False)
     sync.step()
     held = peak_bytes() - before
     systems: dict[str, tuple[nn.Module, Callable[[], object]]] = {"diloco": (model, sync.step)}

@@ -21,7 +21,8 @@ def accelerate_local_sgd(model: nn.Module) -> Callable[[], None]:
     from accelerate.local_sgd import LocalSGD
 
     accelerator = Accelerator(cpu=True)
-    local = LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=1, enabled=True)
+    wrapped = accelerator.prepare(model)
+    local = LocalSGD(accelerator=accelerator, model=wrapped, local_sgd_steps=1, enabled=True)
     local.__enter__()
     return local.step
 
@@ -37,7 +38,7 @@ class TorchFT:
         from torchft.local_sgd import DiLoCo
 
         self.lighthouse = _lighthouse()
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.model = model
         self.inner = torch.optim.SGD(model.parameters(), lr=0.0)
         self.manager = Manager(
@@ -49,7 +50,7 @@ class TorchFT:
             replica_id=f"replica_{dist.get_rank()}",
             timeout=timedelta(seconds=60),
             store_addr="127.0.0.1",
-            store_port=store.port,
+            store_port=self.store.port,
             rank=0,
             world_size=1,
             hostname="127.0.0.1",
