@@ -19,6 +19,7 @@ MAY = {
     "sync": {"errors", "outer", "wire"},
     "checkpoint": {"errors", "checkpoint"},
     "watch": {"errors", "watch"},
+    "selftest": {"errors", "outer", "wire", "sync", "checkpoint", "train", "selftest", "DiLoCo"},
     "train": {"errors", "outer", "wire", "sync", "checkpoint", "watch", "train"},
 }
 

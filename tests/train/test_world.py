@@ -15,7 +15,7 @@ from support.processes import run_ranks
 from support.training import tiny, train_over_ranks
 
 from diloco.errors import BadInput
-from diloco.train.world import World, enter_world, world_size
+from diloco.train.world import World, enter_world, pick_device, world_size
 from diloco.wire.collective import Collective
 
 
@@ -100,3 +100,14 @@ def test_what_one_process_refuses_all_refuse() -> None:
 def test_one_process_under_torchrun_is_a_run_of_one_replica(tmp_path: Path) -> None:
     (receipt,) = train_over_ranks(tiny(tmp_path, replicas=1), 1)
     assert receipt["ok"] and receipt["rounds_committed"] == 5 and receipt["bytes_sent"] == 0
+
+
+def test_a_rank_takes_the_gpu_of_its_own(monkeypatch) -> None:
+    """Without a GPU to try it on: which calls are made, and with what."""
+    taken = []
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch, "empty", lambda *_, device: None)
+    assert pick_device("auto") == torch.device("cuda", 3) == taken[0]
+    assert pick_device("cuda:1") == torch.device("cuda", 1) == taken[1]

@@ -107,11 +107,13 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("no CUDA device")
         if device.type == "cuda":
             device = torch.device("cuda", local_rank if device.index is None else device.index)
-            torch.cuda.setpick_device(device)
+            torch.cuda.set_device(device)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, AttributeError) as error:
+    except (RuntimeError, AssertionError) as error:
         raise BadInput(f"device is {name!r}, which this machine cannot give: use auto or cpu") from error
     return device
 

@@ -58,7 +58,7 @@ class Collective:
             travelling = tensor.to(self.device)
             _reached(dist.broadcast, travelling, group_src=0, group=self.group)
             tensor.copy_(travelling)
-        sums = self.gather(torch.tensor([bit_sum(t.reshape(-1)) for t in tensors]))
+        sums = self.gather(torch.tensor([int(bit_sum(t.reshape(-1))) for t in tensors]))
         if (sums != sums[0]).any():
             raise Mismatch(
                 "initial weights differ between replicas after the broadcast: the network or a device damages what it carries"
