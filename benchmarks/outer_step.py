@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 benchmarks/outer_step.py [--params 1e6 25e6 100e6] [--peers] [--out outer_step.json]
 
-All are measured in turn in one run; quote the ratios of medians. One thread per rank. `--peers` adds torchft's DiLoCo and
-accelerate's LocalSGD (`pip install torchft==0.2.0 accelerate==1.15.0`), each on its own copy of the model.
+All are measured in turn in one run; quote the ratios of medians. One thread per rank. `--peers` adds torchft's DiLoCo
+and accelerate's LocalSGD (`pip install torchft==0.2.0 accelerate==1.15.0`), each on its own copy of the model.
 """
 
 from __future__ import annotations

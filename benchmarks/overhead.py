@@ -36,8 +36,8 @@ class Loop:
             optimizers = build_inner(model, InnerConfig(), total_steps=1000)
             self.replicas.append((model, optimizers))
             if sync_every:
-                outer = diloco.Nesterov(0.7, 0.6)
-                self.syncs.append(diloco.DiLoCo(model, optimizers, sync_every=sync_every, outer=outer, exchange=exchange))
+                options = {"sync_every": sync_every, "exchange": exchange, "outer": diloco.Nesterov(0.7, 0.6)}
+                self.syncs.append(diloco.DiLoCo(model, optimizers, **options))
         generator = torch.Generator().manual_seed(0)
         self.batch_BT = torch.randint(0, VOCAB, (4, SEQ_LEN + 1), generator=generator)
 
@@ -82,7 +82,7 @@ def main() -> None:
     names = {"between syncs": between, f"{arguments.replicas} replicas in one process, H = 30": simulated}
     for name, result in names.items():
         low, high = result["quartiles"]
-        print(f"{name}: {result['ratio']:.4f} of the same inner steps without DiLoCo (quartiles {low:.4f} to {high:.4f})")
+        print(f"{name}: {result['ratio']:.4f} of the inner steps without DiLoCo (quartiles {low:.4f} to {high:.4f})")
     if arguments.out:
         with open(arguments.out, "w") as file:
             json.dump({"size": arguments.size, "torch": torch.__version__, **names}, file, indent=1)

@@ -76,7 +76,8 @@ def _lighthouse(port: int = 29785) -> tuple[subprocess.Popen | None, str]:
     address = f"http://127.0.0.1:{port}"
     process = None
     if dist.get_rank() == 0:
-        command = ["torchft_lighthouse", "--min_replicas", "2", "--join_timeout_ms", "1000", "--bind", f"127.0.0.1:{port}"]
+        command = ["torchft_lighthouse", "--min_replicas", "2", "--join_timeout_ms", "1000"]
+        command += ["--bind", f"127.0.0.1:{port}"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
         time.sleep(2)  # it has no ready signal
     dist.barrier()

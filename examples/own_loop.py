@@ -1,7 +1,7 @@
 """DiLoCo in a training loop of one's own: the lines marked `# +` are all it takes.
 
-    python examples/own_loop.py                                  # one replica
-    torchrun --nproc-per-node 2 examples/own_loop.py             # two replicas that talk every 20 steps
+python examples/own_loop.py                                  # one replica
+torchrun --nproc-per-node 2 examples/own_loop.py             # two replicas that talk every 20 steps
 """
 
 from __future__ import annotations

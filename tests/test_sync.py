@@ -510,7 +510,7 @@ def test_the_anchor_may_live_elsewhere_report_31() -> None:
 
 
 def test_identical_data_and_short_windows_track_data_parallel_report_17() -> None:
-    """With every replica on the same data the replicas never part, so averaging is the plain run; on IID data it is near."""
+    """On the same data the replicas never part, so averaging is the plain run; on IID data it is near."""
 
     def train(data_of: object, replicas: int) -> torch.Tensor:
         fleet = Fleet(replicas, sync_every=2, outer=diloco.Average(), lr=0.01)

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from diloco.errors import BadInput
-from diloco.outer.fragment import BUCKET_BYTES, Fragment, bit_sum
 from diloco.outer.flat import linear_view
+from diloco.outer.fragment import BUCKET_BYTES, Fragment, bit_sum
 from diloco.outer.merge import get_merge
 from diloco.outer.optimizers import Nesterov, OuterOptimizer, as_outer, describe
 from diloco.outer.round import Round, RoundReport

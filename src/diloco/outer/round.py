@@ -114,8 +114,9 @@ class Round:
         alive, steps, step, tokens = headers[:, :4].T.tolist()
         if len(set(step)) > 1 or len(set(steps)) > 1:
             raise Mismatch(
-                f"replicas came to a sync after different numbers of inner steps, {[int(s) for s in step]}: every replica must take "
-                "as many optimizer steps as the others (with a grad scaler that skips, build DiLoCo with hook=False and call sync.step())"
+                f"replicas came to a sync after different numbers of inner steps, {[int(s) for s in step]}: every "
+                "replica must take as many optimizer steps as the others (with a grad scaler that skips, build DiLoCo "
+                "with hook=False and call sync.step())"
             )
         self.report.left_out = [m for m, ok in enumerate(alive) if not ok]
         self.report.committed = any(alive)
@@ -231,8 +232,9 @@ class Round:
         checksums = trailers[:, 0].tolist()
         if len(set(checksums)) > 1:
             raise Mismatch(
-                f"anchors differ between replicas after round {self.report.round}: checksums {[f'{c % 2**64:016x}' for c in checksums]}; "
-                "the replicas do not run the same arithmetic (compare versions and hardware) or a message was damaged"
+                f"anchors differ between replicas after round {self.report.round}: checksums "
+                f"{[f'{c % 2**64:016x}' for c in checksums]}; the replicas do not run the same arithmetic (compare "
+                "versions and hardware) or a message was damaged"
             )
         squares = trailers[:, 1:].contiguous().view(torch.float64)
         merged_square = self.squares[0].item()

@@ -45,7 +45,7 @@ class Progress:
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def tokenising(self, source: str, fraction: float) -> None:
         self.bar.update(self.task, description=f"tokenising {source}", completed=fraction, total=1.0)

@@ -96,7 +96,7 @@ def problems(summary: Summary) -> list[str]:
 
 
 def data_parallel_bytes(params: float, inner_steps: float, replicas: int) -> int:
-    """Bytes a replica sends under data parallel: a sum over M replicas sends 2 (M-1)/M of the gradient, the least possible.
+    """Bytes a replica sends under data parallel: to sum over M replicas, 2 (M-1)/M of the gradient, the least possible.
 
     `bytes_sent` in receipts counts a sync's sum in the same way, so the two compare.
     """

@@ -27,6 +27,8 @@ from diloco.wire.exchange import Facts, check_equal, gather_bytes, sum_bytes
 # Buckets on their way at once: the next is computed, and the last applied, while one travels.
 IN_FLIGHT = 3
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+
 
 class Collective:
     """`group`: the ranks that are replicas of one another; all ranks by default. A group of its own is made from them.
@@ -38,7 +40,8 @@ class Collective:
     def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float = 1800.0) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise BadInput(
-                "Collective needs torch.distributed: call torch.distributed.init_process_group() first, or use Local() for one process"
+                "Collective needs torch.distributed: call torch.distributed.init_process_group() first, or use Local() "
+                "for one process"
             )
         ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         everyone = len(ranks) == dist.get_world_size()
@@ -61,7 +64,8 @@ class Collective:
         sums = self.gather(torch.tensor([int(bit_sum(t.reshape(-1))) for t in tensors]))
         if (sums != sums[0]).any():
             raise Mismatch(
-                "initial weights differ between replicas after the broadcast: the network or a device damages what it carries"
+                "initial weights differ between replicas after the broadcast: the network or a device damages what it "
+                "carries"
             )
         return self.rank
 
@@ -71,7 +75,8 @@ class Collective:
         expected = self.replicas * (self.replicas + 1) / 2
         if (self._start_sum(mine)() != expected).any():
             raise Mismatch(
-                f"the {dist.get_backend(self.group)} backend sums wrongly on this machine: try another backend or torch version"
+                f"the {dist.get_backend(self.group)} backend sums wrongly on this machine: try another backend or "
+                "another torch version"
             )
 
     # -- a round
@@ -138,7 +143,7 @@ class Collective:
             first, *others = received.view(self.replicas, -1)
             for other in others:
                 first += other
-            _reached(dist.all_gather_into_tensor, buffer, first, group=self.group)
+            _reached(_all_gather, buffer, first, group=self.group)
             return buffer
 
         return finish_in_order
@@ -149,7 +154,7 @@ class Collective:
         """[len] on each replica -> [M, len] on the CPU of all."""
         row = row.to(self.device)
         rows = torch.empty(self.replicas * row.numel(), dtype=row.dtype, device=self.device)
-        _reached(dist.all_gather_into_tensor, rows, row, group=self.group)
+        _reached(_all_gather, rows, row, group=self.group)
         return rows.view(self.replicas, -1).cpu()
 
     def gather_json(self, value: object) -> list:
@@ -169,13 +174,13 @@ class Collective:
 
 
 def _reached(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The call's result; the backends report a dead or silent peer as a bare RuntimeError, which becomes a
-    ConnectionError here."""
+    """The call's result. Backends report a dead or silent peer as a bare RuntimeError; here it is a ConnectionError."""
     try:
         return call(*arguments, **options)
     except RuntimeError as error:
         raise ConnectionError(
-            f"lost contact with another replica ({error}): see the other replicas' logs, then resume all of them from the last checkpoint"
+            f"lost contact with another replica ({error}): see the other replicas' logs, then resume all of them from "
+            "the last checkpoint"
         ) from error
 
 

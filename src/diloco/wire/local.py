@@ -46,9 +46,10 @@ class Local:
                 "build a DiLoCo for every replica before the first step"
             )
         if rank in self._waiting:
+            behind = sorted(set(range(self.replicas)) - set(self._waiting))
             raise Mismatch(
-                f"replica {rank} reached its next sync while replicas {sorted(set(range(self.replicas)) - set(self._waiting))} have not "
-                "reached the last one: in one process all replicas must step in turn"
+                f"replica {rank} reached its next sync while replicas {behind} have not reached the last one: in one "
+                "process all replicas must step in turn"
             )
         self._waiting[rank] = round
         if len(self._waiting) == self.replicas:

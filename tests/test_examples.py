@@ -1,0 +1,37 @@
+"""The programs in examples/ run, alone and as several processes.
+
+pytest tests/test_examples.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_own_loop_learns_alone(capsys) -> None:
+    assert load("own_loop").main() < 0.2
+    assert "replica 0 of 1" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_own_loop_learns_with_two_replicas() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, str(EXAMPLES / "own_loop.py")], capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("replica")]
+    assert done.returncode == 0 and len(lines) == 2
+    assert len({line.rpartition(" ")[2] for line in lines}) == 1, "the global weights' checksums differ"
