@@ -126,10 +126,8 @@ def run_all(configs: list[TrainConfig], part: str) -> None:
 
 def table(rows: list[dict]) -> str:
     base = [float(r["loss"]) for r in of_setting(rows, SETTINGS[0], SEEDS)]
-    lines = [
-        "| method | M | H | inner lr | outer lr | momentum | held-out loss, mean ± sd of 3 seeds | against data parallel |"
-    ]
-    lines.append("| --- | --: | --: | --: | --: | --: | --: | --: |")
+    columns = ["method", "M", "H", "inner lr", "outer lr", "momentum", "held-out loss (mean ± sd)", "against dp"]
+    lines = [f"| {' | '.join(columns)} |", "| --- |" + " --: |" * (len(columns) - 1)]
     for setting in SETTINGS:
         best = best_of(rows, setting)
         losses = [float(r["loss"]) for r in of_setting(rows, setting, SEEDS)]

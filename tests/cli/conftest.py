@@ -23,7 +23,7 @@ SEQ_LEN = 32
 
 @dataclass(frozen=True)
 class Ground:
-    """Where the session's files are."""
+    """Where the shared run's files are."""
 
     folder: Path
 

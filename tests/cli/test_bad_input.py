@@ -116,7 +116,7 @@ TRAIN = {
         "--runs {tmp}/runs --name run --resume --size 100k", ("size is '100k'", "'30k'", "{tmp}/runs/run")
     ),
     "resume with another lr": Case(
-        "--runs {tmp}/runs --name run --resume --inner.lr 0.5", ("inner.lr is 0.5", "0.003")
+        "--runs {tmp}/runs --name run --resume --inner.lr 0.5", ("inner.lr is 0.5", "0.006")
     ),
     "stop before the checkpoint": Case(
         "--runs {tmp}/runs --name run --resume --stop-at 3", ("stop_at is 3", "inner step 17")

@@ -32,9 +32,9 @@ class OuterConfig:
 
     optimizer: OuterName = "nesterov"
     """nesterov, heavyball (lr 1 is the article's `mean + momentum`), sgd, adam or average."""
-    lr: float = 0.7
+    lr: float = 0.8
     """Outer learning rate; 1 takes the whole step to the replicas' mean. Fixed at 1 for average."""
-    momentum: float = 0.9
+    momentum: float = 0.6
     """Outer momentum of nesterov and heavyball."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """How the outer lr changes over the run's rounds."""

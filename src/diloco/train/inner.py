@@ -27,7 +27,7 @@ class InnerConfig:
 
     optimizer: Method = "adamw"
     """adamw for all tensors, or muon for the body's matrices with adamw for the rest."""
-    lr: float = 3e-3
+    lr: float = 6e-3
     """Peak learning rate. Ours, for models of about 1M parameters: larger ones want less."""
     beta1: float = 0.9
     """AdamW's decay of the first moment, a step."""
