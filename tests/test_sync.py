@@ -523,3 +523,13 @@ def test_identical_data_and_short_windows_track_data_parallel_report_17() -> Non
     start = weights_of(small_model())
     one, four = train(lambda m: m, 1) - start, train(lambda m: m, 4) - start
     assert torch.nn.functional.cosine_similarity(one, four, dim=0) > 0.7
+
+
+def test_large_fp16_weights_are_not_taken_for_infinite() -> None:
+    """Each of them is finite, although their norm in fp16 would not be."""
+    model = nn.Linear(100, 100, bias=False).half()
+    with torch.no_grad():
+        model.weight.fill_(6e4)
+    sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), sync_every=1, hook=False)
+    sync.step()
+    assert sync.rounds[0].committed

@@ -131,9 +131,12 @@ class Round:
             self.whole = torch.empty_like(self.fragment.anchor)
 
     def _finite(self) -> bool:
-        # A norm in one pass over memory is infinite or NaN whenever an element is; it also overflows past 1e19, which
-        # no healthy weight reaches.
-        norms = [torch.linalg.vector_norm(p.detach()) for p in self.tensors.trained.values()]
+        # A norm takes one pass over memory and is infinite or NaN whenever an element is; in fp32 it overflows only past
+        # 1e19, which no healthy weight reaches (in fp16 it would at 65504, which many do).
+        norms = [
+            torch.linalg.vector_norm(p.detach(), dtype=torch.promote_types(p.dtype, torch.float32))
+            for p in self.tensors.trained.values()
+        ]
         return bool(torch.stack([n.to(self.device, torch.float64) for n in norms]).isfinite().all())
 
     def _buffers(self) -> list[Tensor]:
