@@ -6,6 +6,7 @@ pytest tests/cli/test_verbs.py
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -172,12 +173,20 @@ def test_eval_warns_when_the_text_has_changed(ground, tmp_path, capsys):
 
 
 def test_a_bpe_run_is_sampled_and_evaluated_in_its_own_tokens(ground, tmp_path, capsys):
-    """Other text is measured with the run's tokenizer, not with one made from that text."""
-    answer(capsys, "train", *ground.flags(tmp_path, name="a", steps=3, data_tokenizer="bpe:300"))
+    """The run folder holds its tokenizer: text and cache may be gone, and other text is measured in the same tokens."""
+    text, cache = tmp_path / "text.txt", tmp_path / "cache"
+    text.write_text(ground.text.read_text())
+    flags = ground.flags(tmp_path, name="a", steps=3, data_tokenizer="bpe:300", data_sources=text, data_cache_dir=cache)
+    answer(capsys, "train", *flags)
     assert answer(capsys, "eval", tmp_path / "a")["loss"] == RunFolder(tmp_path / "a").receipt["loss"]
+    text.unlink()
+    shutil.rmtree(cache)
     (tmp_path / "other.txt").write_text("zyxw " * 500)
     assert answer(capsys, "eval", tmp_path / "a", "--data.sources", tmp_path / "other.txt")["loss"] > 0
     assert answer(capsys, "sample", tmp_path / "a", "--prompt", "ab", "--tokens", 5)["text"]
+    (tmp_path / "a" / "tokenizer.json").write_text("{}")
+    assert main(["sample", str(tmp_path / "a")]) == 2
+    assert "tokenizer.json" in capsys.readouterr().err
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(ground, tmp_path, capsys):

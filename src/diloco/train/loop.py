@@ -79,7 +79,7 @@ class Job:
         if self.config.resume:
             step, notes = self.world.together(self._resume)
         if self.run:
-            self.run.open(step, self._facts())
+            self.run.open(step, self._facts(), self.data.tokenizer.json)
             self.evaluations = self.run.evaluations()
             for text in notes:
                 self.run.note(step, text)

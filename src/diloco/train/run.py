@@ -32,11 +32,13 @@ class Run:
         self.folder = run_path(config)
         _check_fresh(self.folder, config.resume)
 
-    def open(self, step: int, facts: dict[str, Any]) -> None:
+    def open(self, step: int, facts: dict[str, Any], tokenizer: str | None = None) -> None:
         """Begins at inner step `step`: later events, of a leg that went beyond its last checkpoint, are dropped, so
-        that nothing appears twice. `facts` join the configuration in config.json."""
+        that nothing appears twice. `facts` join the configuration in config.json; `tokenizer` is the JSON of one."""
         _make(self.folder)
         runfolder.write_json(self.folder / runfolder.CONFIG, {**facts, **provenance(self.config)})
+        if tokenizer is not None:
+            runfolder.atomic_write_text(self.folder / runfolder.TOKENIZER, tokenizer)
         truncate_after(self.folder / runfolder.EVENTS, step)
         self.log = EventLog(self.folder / runfolder.EVENTS)
 

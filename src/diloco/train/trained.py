@@ -16,11 +16,9 @@ from diloco.outer.tensors import clean_name
 from diloco.train.config import TrainConfig, from_dict
 from diloco.train.data import Data, open_data
 from diloco.train.data.cache import Progress
-from diloco.train.data.config import split_weight
-from diloco.train.data.sources import open_source
-from diloco.train.data.tokenizer import Tokenizer, open_tokenizer
+from diloco.train.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from diloco.train.model_source import model_for
-from diloco.watch.runfolder import CONFIG, RunFolder
+from diloco.watch.runfolder import CONFIG, TOKENIZER, RunFolder
 
 GLOBAL = "global"
 _REPLICA = re.compile(r"replica-\d+")
@@ -90,14 +88,12 @@ def _config_of(folder: RunFolder, record: dict) -> TrainConfig:
 
 
 def _tokenizer_of(config: TrainConfig, folder: RunFolder, record: dict) -> Tokenizer:
-    is_trained = config.data.tokenizer.startswith("bpe:")
-    sources = [open_source(split_weight(s)[0], config.data.text_field) for s in config.data.sources if is_trained]
-    tokenizer = open_tokenizer(config.data, sources)
+    if config.data.tokenizer == "bytes":
+        return ByteTokenizer()
+    file = folder.path / TOKENIZER
+    tokenizer = JsonTokenizer(file)
     if tokenizer.fingerprint != record.get("tokenizer"):
-        raise BadInput(
-            f"tokenizer {config.data.tokenizer} is no longer what {folder.path} was trained with: "
-            "bring back the tokenizer file or the sources it was made from"
-        )
+        raise BadInput(f"{file} is no longer what the run was trained with: bring back the file that belongs to it")
     return tokenizer
 
 

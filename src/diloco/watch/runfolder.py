@@ -15,6 +15,8 @@ from diloco.watch.events import read_events
 
 CONFIG, EVENTS, CHECKPOINTS = "config.json", "events.jsonl", "checkpoints"
 RECEIPT, ROW, REPORT = "receipt.json", "row.csv", "report.html"
+TOKENIZER = "tokenizer.json"
+"""There unless the run's tokens are bytes, so that a run folder can be sampled from on any machine."""
 
 _ROW_TYPES: dict[str, type] = {
     "run": str,

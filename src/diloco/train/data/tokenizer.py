@@ -30,6 +30,8 @@ class Tokenizer(Protocol):
     vocab_size: int
     separator: int
     fingerprint: str
+    json: str | None
+    """The tokenizer as a tokenizers JSON file has it; None for bytes, which need none."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -48,6 +50,7 @@ class ByteTokenizer:
     vocab_size = 256
     separator = 0
     fingerprint = "bytes"
+    json = None
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "replace"))
@@ -71,7 +74,8 @@ class JsonTokenizer:
 
         try:
             content = path.read_bytes()
-            self._fast = FastTokenizer.from_str(content.decode("utf-8"))
+            self.json = content.decode("utf-8")
+            self._fast = FastTokenizer.from_str(self.json)
         except Exception as error:  # the library raises bare Exception
             raise BadInput(f"tokenizer {path} is not a readable tokenizers JSON file: {error}") from error
         # Files often carry the truncation and padding of the model they were made for.
