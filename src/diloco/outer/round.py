@@ -131,8 +131,8 @@ class Round:
             self.whole = torch.empty_like(self.fragment.anchor)
 
     def _finite(self) -> bool:
-        # A norm takes one pass over memory and is infinite or NaN whenever an element is; in fp32 it overflows past 1e19
-        # only, which no healthy weight reaches (in fp16 it would at 65504).
+        # A norm takes one pass over memory and is infinite or NaN when any element is. In fp32 it overflows only past
+        # 1e19, which no healthy weight reaches; in fp16 it would at 65504.
         norms = [
             torch.linalg.vector_norm(p.detach(), dtype=torch.promote_types(p.dtype, torch.float32))
             for p in self.tensors.trained.values()
