@@ -533,3 +533,15 @@ def test_large_fp16_weights_are_not_taken_for_infinite() -> None:
     sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), sync_every=1, hook=False)
     sync.step()
     assert sync.rounds[0].committed
+
+
+@pytest.mark.parametrize("how", ["unfrozen", "replaced"])
+def test_a_parameter_that_came_later_is_not_forgotten(how: str) -> None:
+    model = small_model()
+    model[0].weight.requires_grad_(how != "unfrozen")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    diloco.DiLoCo(model, optimizer, sync_every=2)
+    inner_step(model, optimizer, 0, 0)
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    with pytest.raises(diloco.Mismatch, match="'0.weight' became trainable, or was replaced"):
+        inner_step(model, optimizer, 0, 1)

@@ -19,7 +19,7 @@ from diloco.outer.flat import linear_view
 from diloco.outer.fragment import BUCKET_BYTES, Fragment, bit_sum
 from diloco.outer.merge import get_merge
 from diloco.outer.optimizers import Nesterov, OuterOptimizer, as_outer, describe
-from diloco.outer.round import Round, RoundReport
+from diloco.outer.round import Mismatch, Round, RoundReport
 from diloco.outer.tensors import clean_name, roster
 from diloco.wire.collective import Collective
 from diloco.wire.exchange import Exchange, Facts
@@ -177,7 +177,18 @@ class DiLoCo:
             self.finish()
         self.close()
 
+    def _check_roster(self) -> None:
+        """A parameter unfrozen or replaced since DiLoCo was built would train on each replica and never be merged."""
+        known = {id(p) for p in self.tensors.trained.values()}
+        strangers = [n for n, p in self.model.named_parameters() if p.requires_grad and id(p) not in known]
+        if strangers:
+            raise Mismatch(
+                f"parameter {strangers[0]!r} became trainable, or was replaced, after DiLoCo was built and would never "
+                "be merged: build DiLoCo once the model is as it will be trained"
+            )
+
     def _sync(self, partial: bool) -> None:
+        self._check_roster()
         self.rounds_planned += 1
         self.compute_s += time.perf_counter() - self._left_at
         steps = self.inner_step - self.synced_step
