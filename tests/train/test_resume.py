@@ -230,13 +230,14 @@ def test_dp_resumes_with_other_replicas_without_loss(tmp_path: Path) -> None:
 # -- what is refused, and what is not
 
 
-def test_another_run_is_refused_by_the_setting(tmp_path: Path) -> None:
+def test_another_run_is_refused_by_the_setting_report_41(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     quiet_train(config, stop_at=5)
     written = (run_path(config) / runfolder.CONFIG).read_text()
     others = {
         "sync_every is 5": {"sync_every": 5, "name": config.run_name},
         "seed is 1": {"seed": 1, "name": config.run_name},
+        "method is 'dp'": {"method": "dp", "name": config.run_name},
         "steps is 18": {"steps": 18},
         "inner.lr is 0.5": {"inner": InnerConfig(lr=0.5)},
         "outer.lr is 0.25": {"outer": OuterConfig(lr=0.25)},

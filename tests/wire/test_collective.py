@@ -37,7 +37,7 @@ def _train(rank: int, steps: int, options: dict) -> tuple[list[float], list[str]
 @pytest.mark.parametrize(
     "options", [{}, {"outer": diloco.Adam()}, {"outer": diloco.HeavyBall(clip=0.1)}, {"bucket_bytes": 100}], ids=str
 )
-def test_processes_equal_one_process_to_the_bit(replicas: int, options: dict) -> None:
+def test_processes_equal_one_process_to_the_bit_report_101(replicas: int, options: dict) -> None:
     """Losses of every step, and the global checksum of every round, for two ranks (all-reduce) and more (sum in rank
     order)."""
     fleet = Fleet(replicas, **options)
