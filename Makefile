@@ -14,7 +14,7 @@ DEMO_OPTIONS := --size 1m --replicas 4 --steps 1000 --runs $(DEMO)
 demo: .venv/installed
 	rm -rf $(DEMO)
 	$(BIN)/diloco train --method dp $(DEMO_OPTIONS) --name data-parallel
-	$(BIN)/diloco train --method diloco $(DEMO_OPTIONS) --name diloco-4-replicas
+	$(BIN)/diloco train --method diloco $(DEMO_OPTIONS) --sync-every 10 --name diloco-4-replicas
 	$(BIN)/diloco compare $(DEMO)/data-parallel $(DEMO)/diloco-4-replicas --out $(DEMO)/compare.html
 
 test: .venv/developer
