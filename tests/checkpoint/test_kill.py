@@ -30,11 +30,12 @@ for _ in range(int(sys.argv[2])):
         step = step_of(newest) if newest else 0
         while True:
             step += 1
-            save(root, step, {"a": {"w": torch.full((4096,), float(step))}, "b": [step, torch.tensor(step)]}, {"step":
-            step}, keep=2) print("saved", flush=True)
+            trees = {"a": {"w": torch.full((4096,), float(step))}, "b": [step, torch.tensor(step)]}
+            save(root, step, trees, {"step": step}, keep=2)
+            print("saved", flush=True)
     print("child", child, flush=True)
     os.waitpid(child, 0)
-"""  # noqa: E501
+"""
 
 
 def test_kill_at_any_moment(tmp_path):

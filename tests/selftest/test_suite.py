@@ -127,6 +127,8 @@ def test_a_tensor_left_out_is_seen_by_name_report_5(net, monkeypatch):
         return found
 
     monkeypatch.setattr("diloco.sync.roster", without_the_gain)
+    # The wrapper's own check would end the run first.
+    monkeypatch.setattr("diloco.sync.DiLoCo._check_roster", lambda self: None)
     finding = promises.every_tensor_once(open_subject(net), 2, 4)
     assert (
         not finding.ok and "gain is not merged" in finding.evidence and "81 elements merged of 87" in finding.evidence

@@ -63,6 +63,7 @@ def _sum(rank: int) -> dict:
     big = torch.full((10_007,), float(rank + 1))
     return {
         "sum": exchange.sum(big).unique().tolist(),
+        "shape": list(exchange.gather(torch.zeros(3, 2)).shape),
         "int": exchange.gather(torch.tensor([rank * 2**40], dtype=torch.int64)).flatten().tolist(),
         "json": exchange.gather_json({"rank": rank, "text": "ü" * rank}),
     }
@@ -73,6 +74,7 @@ def test_sums_are_sums_report_13_and_14(replicas: int) -> None:
     """Never divided by the number of elements, never twice by the number of ranks; 64-bit integers arrive whole."""
     for found in run_ranks(replicas, _sum):
         assert found["sum"] == [replicas * (replicas + 1) / 2]
+        assert found["shape"] == [replicas, 3, 2]
         assert found["int"] == [r * 2**40 for r in range(replicas)]
         assert found["json"] == [{"rank": r, "text": "ü" * r} for r in range(replicas)]
 

@@ -91,7 +91,7 @@ class TrainConfig:
     method: Method = "diloco"
     """diloco; dp: synchronous data parallel, the baseline; local-sgd: parameters averaged every sync_every steps, no
     outer optimizer."""
-    size: str = "1m"
+    size: str = "100k"
     """Model size by name: 30k 100k 300k 1m 3m for a CPU, 35m to 10b as in the scaling-law paper, 125m to 100b as in the
     article."""
     hf: str = ""
@@ -102,7 +102,7 @@ class TrainConfig:
     """H: inner steps between two outer steps."""
     merge: str = "mean"
     """mean, or tokens: weigh the replicas by the tokens they trained on."""
-    batch_tokens: int = 1024
+    batch_tokens: int = 512
     """B: tokens per inner step over all replicas together."""
     tokens: int = 0
     """D: training tokens over all replicas; 0 takes 20 per parameter. Rounded down to whole steps."""

@@ -88,12 +88,13 @@ def _config_of(folder: RunFolder, record: dict) -> TrainConfig:
 
 
 def _tokenizer_of(config: TrainConfig, folder: RunFolder, record: dict) -> Tokenizer:
-    if config.data.tokenizer == "bytes":
-        return ByteTokenizer()
     file = folder.path / TOKENIZER
-    tokenizer = JsonTokenizer(file)
+    tokenizer = ByteTokenizer() if config.data.tokenizer == "bytes" else JsonTokenizer(file)
     if tokenizer.fingerprint != record.get("tokenizer"):
-        raise BadInput(f"{file} is no longer what the run was trained with: bring back the file that belongs to it")
+        raise BadInput(
+            f"tokenizer {config.data.tokenizer} is no longer what {folder.path} was trained with: bring back the "
+            f"{TOKENIZER} that belongs to it"
+        )
     return tokenizer
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -45,12 +46,19 @@ class Collective:
             )
         ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         everyone = len(ranks) == dist.get_world_size()
-        self.group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=not everyone)
+        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=not everyone)
+        # Gloo aborts the process when a group lives until the interpreter is torn down, so it is let go just before.
+        self._held = [group]
+        weakref.finalize(self, self._held.clear)
         self.replicas = len(ranks)
         self.rank = dist.get_rank(self.group)
         self._buffers: Tensor | None = None
         on_gpu = "nccl" in dist.get_backend(self.group)
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self._held[0]
 
     # -- before the first step
 
@@ -151,11 +159,11 @@ class Collective:
     # -- for callers with something of their own to say
 
     def gather(self, row: Tensor) -> Tensor:
-        """[len] on each replica -> [M, len] on the CPU of all."""
-        row = row.to(self.device)
-        rows = torch.empty(self.replicas * row.numel(), dtype=row.dtype, device=self.device)
-        _reached(_all_gather, rows, row, group=self.group)
-        return rows.view(self.replicas, -1).cpu()
+        """A tensor of the same shape on each replica -> all of them, [M, *shape], on the CPU of all."""
+        line = row.reshape(-1).to(self.device)
+        lines = torch.empty(self.replicas * line.numel(), dtype=line.dtype, device=self.device)
+        _reached(_all_gather, lines, line, group=self.group)
+        return lines.view(self.replicas, *row.shape).cpu()
 
     def gather_json(self, value: object) -> list:
         """Every replica's JSON value on all replicas, in rank order. (torch's own object collectives unpickle what
