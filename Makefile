@@ -7,7 +7,7 @@ BIN := .venv/bin
 TORCH ?= torch==2.13.0
 
 DEMO := runs/demo
-DEMO_OPTIONS := --size 1m --replicas 4 --steps 1000 --batch-tokens 1024 --runs $(DEMO)
+DEMO_OPTIONS := --size 1m --replicas 4 --steps 1000 --batch-tokens 1024 --inner.lr 3e-3 --runs $(DEMO)
 
 .PHONY: demo test quick lint install clean
 

@@ -27,8 +27,7 @@ TOKENS_PER_PARAMETER = 20
 
 @dataclass(frozen=True)
 class OuterConfig:
-    """The outer optimizer. The defaults were found at 1M parameters and below; see docs/tuning.md for the range they
-    hold in."""
+    """The outer optimizer. The defaults were found at 100k parameters; docs/tuning.md has the range they hold in."""
 
     optimizer: OuterName = "nesterov"
     """nesterov, heavyball (lr 1 is the article's `mean + momentum`), sgd, adam or average."""

@@ -28,7 +28,7 @@ class InnerConfig:
     optimizer: Method = "adamw"
     """adamw for all tensors, or muon for the body's matrices with adamw for the rest."""
     lr: float = 6e-3
-    """Peak learning rate. Ours, for models of about 1M parameters: larger ones want less."""
+    """Peak learning rate. The default was found at 100k parameters; 1M wants half of it, larger models less still."""
     beta1: float = 0.9
     """AdamW's decay of the first moment, a step."""
     beta2: float = 0.99
