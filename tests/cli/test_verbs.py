@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import diloco
 from diloco.cli import VERBS, main
 from diloco.watch.runfolder import RunFolder
 
@@ -256,3 +257,14 @@ def test_the_overview_names_every_verb(capsys):
 def test_the_overview_needs_no_torch():
     code = "import sys, diloco.cli as c; c.main(['--help']); sys.exit('torch' in sys.modules or 'tyro' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), diloco.Mismatch("anchors differ")])
+def test_work_that_fails_ends_in_a_sentence_and_exit_code_1(ground, tmp_path, capsys, monkeypatch, error):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("diloco.train.resume.save", fail)
+    capsys.readouterr()
+    assert main(["train", *map(str, ground.flags(tmp_path, name="a"))]) == 1
+    assert str(error) in capsys.readouterr().err

@@ -11,6 +11,7 @@ from diloco.cli.options import Common, parse
 from diloco.cli.show import print_json, warn
 from diloco.cli.toml import as_flags, read_toml
 from diloco.errors import BadInput
+from diloco.outer.round import Mismatch
 from diloco.train.config import TrainConfig
 from diloco.train.world import world_size
 
@@ -39,7 +40,7 @@ def run(arguments: list[str]) -> int:
         if not _is_main():
             return 2
         raise
-    except (FloatingPointError, ConnectionError) as error:
+    except (FloatingPointError, OSError, Mismatch) as error:
         print(f"diloco train: {error}", file=sys.stderr)
         return 1
 
