@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# The CPU build of torch; another accelerator's build can be installed into .venv beforehand and is then kept.
+# Which torch to install; a build of your choice (CPU only, another accelerator) put into .venv beforehand is kept.
 TORCH ?= torch==2.13.0
 
 DEMO := runs/demo

@@ -545,3 +545,57 @@ def test_a_parameter_that_came_later_is_not_forgotten(how: str) -> None:
     model[0].weight = nn.Parameter(model[0].weight.detach().clone())
     with pytest.raises(diloco.Mismatch, match="'0.weight' became trainable, or was replaced"):
         inner_step(model, optimizer, 0, 1)
+
+
+def test_buffers_that_turned_nan_on_all_replicas_come_back() -> None:
+    """A failed round restores the buffers of the last sync, so that the next one commits."""
+    fleet = Fleet(2, build=lambda m: Normalised(), sync_every=2)
+    fleet.run(2)
+    sound = states(fleet.models[0])
+
+    def poison(m: int, step: int) -> None:
+        if step == 3:
+            fleet.models[m].norm.running_var.fill_(float("nan"))
+
+    fleet.run(2, each=poison)
+    assert [r.committed for r in fleet.syncs[0].rounds] == [True, False]
+    assert torch.equal(fleet.models[1].norm.running_var, sound["norm.running_var"])
+    fleet.run(4)
+    assert [r.committed for r in fleet.syncs[0].rounds] == [True, False, True, True]
+
+
+def test_a_constant_mask_of_minus_infinity_is_no_fault() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+            self.register_buffer("mask", torch.triu(torch.full((3, 3), float("-inf")), 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) @ self.mask.softmax(1)
+
+    fleet = Fleet(2, build=lambda m: Masked(), sync_every=2)
+    fleet.run(4)
+    assert [r.committed for r in fleet.syncs[0].rounds] == [True, True]
+    assert torch.equal(fleet.models[1].mask, Masked().mask)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"bucket_bytes": 0}, "bucket_bytes is 0"),
+        ({"anchor_device": "foo"}, "anchor_device is 'foo'"),
+        ({"anchor_device": "meta"}, "anchor_device is 'meta'"),
+        ({"counters": "sum"}, "counters is 'sum'"),
+        ({"optimizer": []}, "optimizer holds none"),
+        ({"optimizer": torch.optim.SGD(small_model().parameters(), lr=0.1)}, "optimizer holds none"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_built(options: dict, message: str) -> None:
+    model = small_model()
+    optimizer = options.pop("optimizer", None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
+    with pytest.raises(diloco.BadInput, match=message):
+        diloco.DiLoCo(model, optimizer, sync_every=1, **options)
+    with pytest.raises(diloco.BadInput, match="replicas is 2.5"):
+        diloco.Local(2.5)

@@ -61,7 +61,7 @@ def test_resumed_equals_uninterrupted_report_21_22_23_47(outer: object, stops: l
     assert [r.step for r in fleet.syncs[0].rounds] == [4, 8, 12, 14]
 
 
-@pytest.mark.parametrize("key", ["anchor", "outer", "counts", "rounds"])
+@pytest.mark.parametrize("key", ["anchor", "outer", "buffers", "counts", "rounds"])
 def test_every_missing_piece_is_named_report_22(key: str) -> None:
     fleet = Fleet(1)
     fleet.run(5)
@@ -116,3 +116,20 @@ def test_rounds_go_on_where_they_stopped_report_25() -> None:
     again = restored(Fleet(1, sync_every=4), saved(fleet), 6)
     again.run(4)
     assert [r.step for r in again.syncs[0].rounds] == [4, 8]
+
+
+def test_saved_between_the_steps_of_two_optimizers() -> None:
+    """Half an inner step is remembered, so that H does not drift."""
+
+    def build() -> tuple[list[torch.optim.Optimizer], diloco.DiLoCo]:
+        model = small_model()
+        parameters = list(model.parameters())
+        pair = [torch.optim.SGD(parameters[:3], lr=0.1), torch.optim.SGD(parameters[3:], lr=0.1)]
+        return pair, diloco.DiLoCo(model, pair, sync_every=4, exchange=diloco.Local(1))
+
+    pair, sync = build()
+    pair[0].step()
+    other_pair, other = build()
+    other.load_state_dict(copy.deepcopy(sync.state_dict()))
+    other_pair[1].step()
+    assert other.inner_step == 1 and sync.inner_step == 0

@@ -6,6 +6,7 @@ travelling to `wire/`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -73,6 +74,8 @@ class DiLoCo:
     ) -> None:
         if isinstance(sync_every, bool) or not isinstance(sync_every, int) or sync_every < 1:
             raise BadInput(f"sync_every is {sync_every!r}: give a whole number of inner steps, 1 or more")
+        if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+            raise BadInput(f"bucket_bytes is {bucket_bytes!r}: give a whole number of bytes, 1 or more")
         if counters not in COUNTERS:
             raise BadInput(f"counters is {counters!r}: give one of {', '.join(COUNTERS)}")
         self.model, self.sync_every = model, sync_every
@@ -81,12 +84,13 @@ class DiLoCo:
         self.merge, self._weights, self.counters = merge, get_merge(merge), counters
         self.on_round = on_round
         self.tensors = roster(model)
-        device = torch.device(anchor_device) if anchor_device is not None else None
+        _check_optimizers(self.optimizers, self.tensors.trained)
+        device = _device(anchor_device)
         self.fragment = Fragment(self.tensors.trained, self.outer, device, bucket_bytes)
         self.exchange = exchange or (Collective() if dist.is_available() and dist.is_initialized() else Local(1))
         self.rank = self._join(facts or {})
+        self._synced_buffers = [b.detach().clone() for b in self.tensors.averaged.values()]
         self._reset_counts()
-        self._stepped = [0] * len(self.optimizers)
         self._hooks = [o.register_step_post_hook(self._hook(i)) for i, o in enumerate(self.optimizers)] if hook else []
         self._left_at = time.perf_counter()
 
@@ -114,6 +118,8 @@ class DiLoCo:
 
     def _reset_counts(self) -> None:
         self.inner_step = 0
+        self.stepped = [0] * len(self.optimizers)
+        """Steps each of several optimizers has taken in an inner step that is not over."""
         self.synced_step = 0
         self.outer_steps = 0
         self.window_tokens = 0
@@ -126,9 +132,9 @@ class DiLoCo:
 
     def _hook(self, index: int) -> Callable[..., None]:
         def stepped(*_: object) -> None:
-            self._stepped[index] += 1
-            if min(self._stepped) > 0:
-                self._stepped = [n - 1 for n in self._stepped]
+            self.stepped[index] += 1
+            if min(self.stepped) > 0:
+                self.stepped = [n - 1 for n in self.stepped]
                 self.step()
 
         return stepped
@@ -196,6 +202,7 @@ class DiLoCo:
         round = Round(
             self.fragment,
             self.tensors,
+            self._synced_buffers,
             self._weights,
             self.counters == "max",
             self.outer_steps,
@@ -272,12 +279,14 @@ class DiLoCo:
         return {
             "anchor": self.anchor(),
             "outer": self._outer_state(),
+            "buffers": dict(zip(self.tensors.averaged, self._synced_buffers, strict=True)),
             "counts": {name: getattr(self, name) for name in self._COUNTS},
             "rounds": [dataclasses.asdict(r) for r in self.rounds],
         }
 
     _COUNTS = (
         "inner_step",
+        "stepped",
         "synced_step",
         "outer_steps",
         "window_tokens",
@@ -301,7 +310,7 @@ class DiLoCo:
         the anchor.
         Raises BadInput naming what is missing or does not fit.
         """
-        for key in ("anchor", "outer", "counts", "rounds"):
+        for key in ("anchor", "outer", "buffers", "counts", "rounds"):
             if key not in state:
                 raise BadInput(
                     f"the state of DiLoCo lacks {key!r}: it cannot be resumed without repeating or losing work"
@@ -317,10 +326,33 @@ class DiLoCo:
             _check_names(f"outer {key}", state["outer"][key], views)
             _copy(state["outer"][key], views)
         _copy(state["anchor"], self.anchor())
+        buffers = dict(zip(self.tensors.averaged, self._synced_buffers, strict=True))
+        _check_names("buffers", state["buffers"], buffers)
+        _copy(state["buffers"], buffers)
         for name in self._COUNTS:
-            setattr(self, name, state["counts"][name])
+            setattr(self, name, copy.copy(state["counts"][name]))
         self.rounds = [RoundReport(**r) for r in state["rounds"]]
         self._left_at = time.perf_counter()
+
+
+def _check_optimizers(optimizers: list[torch.optim.Optimizer], trained: dict[str, Tensor]) -> None:
+    stepped = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    if not any(id(p) in stepped for p in trained.values()):
+        raise BadInput(
+            f"optimizer holds none of the model's {len(trained)} trainable tensors: give the optimizer that trains it"
+        )
+
+
+def _device(name: str | torch.device | None) -> torch.device | None:
+    try:
+        device = torch.device(name) if name is not None else None
+        if device is not None and device.type == "meta":
+            raise RuntimeError("it holds no values")
+    except RuntimeError as error:
+        raise BadInput(
+            f"anchor_device is {name!r}, which cannot be used ({error}): give cpu, or leave it out"
+        ) from error
+    return device
 
 
 def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:

@@ -115,6 +115,14 @@ TRAIN = {
     "resume with another size": Case(
         "--runs {tmp}/runs --name run --resume --size 100k", ("size is '100k'", "'30k'", "{tmp}/runs/run")
     ),
+    "name outside the runs folder": Case("--name ../../esc", ("name is '../../esc'", "without a slash")),
+    "name that is a dot": Case("--name .", ("name is '.'",)),
+    "name too long": Case(f"--name {'x' * 300}", ("name is",)),
+    "seed too large": Case("--seed 99999999999999999999999999", ("seed is 9", "2**63")),
+    "more threads than cores": Case("--threads 100000", ("threads is 100000", "cores")),
+    "bpe too large": Case("--data.tokenizer bpe:999999999", ("bpe:999999999", "1000000")),
+    "anchor on no device": Case("--anchor-device foo", ("anchor_device is 'foo'",)),
+    "device without values": Case("--device meta", ("device is 'meta'",)),
     "resume with another lr": Case(
         "--runs {tmp}/runs --name run --resume --inner.lr 0.5", ("inner.lr is 0.5", "0.006")
     ),

@@ -27,7 +27,7 @@ OTHER: dict[str, Any] = {
     "method": "local-sgd", "size": "30k", "hf": "some/model", "replicas": 2, "sync_every": 7, "merge": "tokens",
     "batch_tokens": 2048, "tokens": 5000, "steps": 9, "seed": 1, "precision": "bf16", "z_loss": 0.5, "eval_every": 3,
     "eval_sequences": 5, "checkpoint_every": 2, "keep": 1, "stop_at": 4, "device": "cpu", "anchor_device": "cpu",
-    "threads": 1, "runs": "elsewhere", "name": "given", "resume": True,
+    "threads": 2, "runs": "elsewhere", "name": "given", "resume": True,
     "inner.optimizer": "muon", "inner.lr": 0.5, "inner.beta1": 0.5, "inner.beta2": 0.5, "inner.eps": 1e-3,
     "inner.weight_decay": 0.25, "inner.warmup_steps": 2, "inner.min_lr_ratio": 0.5, "inner.clip": 0.5,
     "outer.optimizer": "adam", "outer.lr": 0.125, "outer.momentum": 0.125, "outer.schedule": "linear",

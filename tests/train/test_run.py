@@ -107,7 +107,25 @@ def test_reopened_at_a_step_it_forgets_what_came_later(tmp_path: Path) -> None:
     for step in (6, 12):
         run.evaluation(step, Evaluation(loss=float(step), loss_se=0.1, bits_per_byte=1.0, sequences=8))
         run.note(step, "so far")
+    run.close()
+    run = Run(dataclasses.replace(config, resume=True))
     run.open(6, {"device": "other"})
     assert [(e["kind"], e["step"]) for e in events(config)] == [("eval", 6), ("note", 6)]
     assert run.evaluations() == {6: Evaluation(loss=6.0, loss_se=0.1, bits_per_byte=1.0, sequences=8)}
     assert json.loads((run_path(config) / runfolder.CONFIG).read_text())["device"] == "other"
+
+
+def test_a_run_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    """The second is refused before it touches anything, whether it starts afresh or resumes."""
+    config = tiny(tmp_path)
+    first, second = Run(config), Run(config)
+    first.open(0, {"device": "cpu"})
+    first.note(1, "mine")
+    with pytest.raises(BadInput, match="is being written by another process"):
+        second.open(0, {"device": "other"})
+    late = Run(dataclasses.replace(config, resume=True))
+    with pytest.raises(BadInput, match="is being written by another process"):
+        late.lock()
+    assert [e["text"] for e in events(config)] == ["mine"]
+    first.close()
+    late.lock()

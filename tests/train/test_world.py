@@ -111,3 +111,22 @@ def test_a_rank_takes_the_gpu_of_its_own(monkeypatch) -> None:
     monkeypatch.setattr(torch, "empty", lambda *_, device: None)
     assert pick_device("auto") == torch.device("cuda", 3) == taken[0]
     assert pick_device("cuda:1") == torch.device("cuda", 1) == taken[1]
+
+
+@pytest.mark.parametrize(
+    "environment, message",
+    [
+        ({"RANK": "0", "WORLD_SIZE": "abc"}, "environment variable WORLD_SIZE is 'abc'"),
+        ({"LOCAL_RANK": "x"}, "environment variable LOCAL_RANK is 'x'"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "environment variable MASTER_ADDR is not set"),
+    ],
+)
+def test_an_environment_torchrun_did_not_make_is_refused(
+    monkeypatch, tmp_path, environment: dict, message: str
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match=message), enter_world(tiny(tmp_path)):
+        pass

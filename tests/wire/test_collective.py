@@ -20,8 +20,6 @@ import diloco
 from diloco.selftest.worker import Messages
 from diloco.wire.collective import Collective
 
-pytestmark = pytest.mark.slow
-
 
 def _train(rank: int, steps: int, options: dict) -> tuple[list[float], list[str], dict]:
     torch.manual_seed(rank)

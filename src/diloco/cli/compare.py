@@ -39,8 +39,9 @@ def run(arguments: list[str]) -> int:
     with progress("drawing", quiet=options.json):
         try:
             page = write_comparison(options.runs, options.out)
-        except OSError as error:
-            raise BadInput(f"out is {options.out}, which cannot be written ({error.strerror}): give another") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise BadInput(f"out is {options.out}, which cannot be written ({reason}): give another") from error
     if options.json:
         print_json({"groups": comparison.table(), "notes": comparison.notes, "page": str(page)})
         return 0

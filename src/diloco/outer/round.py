@@ -74,12 +74,16 @@ class Mismatch(RuntimeError):
 
 
 class Round:
-    """The state of one sync on one replica. `closed(report)` is called when it is over."""
+    """The state of one sync on one replica. `closed(report)` is called when it is over.
+
+    `buffers`: the float buffers as the last sync left them, which this one updates.
+    """
 
     def __init__(
         self,
         fragment: Fragment,
         tensors: Roster,
+        buffers: list[Tensor],
         merge: Weights,
         max_counters: bool,
         outer_steps: int,
@@ -88,6 +92,7 @@ class Round:
         closed: Callable[[RoundReport], None],
     ) -> None:
         self.fragment, self.tensors, self.merge, self.max_counters = fragment, tensors, merge, max_counters
+        self.synced_buffers = buffers
         self.number = outer_steps + 1
         self.report, self.own_tokens, self.closed = report, tokens, closed
         self.buckets = list(fragment.flat.buckets())
@@ -104,7 +109,7 @@ class Round:
     def header(self) -> Tensor:
         """[finite, steps in the window, inner step, tokens, float buffers..., counters...] as fp64 on the CPU."""
         buffers = [t.detach().flatten().to("cpu", torch.float64) for t in self._buffers()]
-        finite = self._finite() and all(bool(b.isfinite().all()) for b in buffers)
+        finite = self._finite() and self._buffers_sound()
         head = torch.tensor([finite, self.report.steps, self.report.step, self.own_tokens], dtype=torch.float64)
         return torch.cat([head, *buffers])
 
@@ -125,6 +130,8 @@ class Round:
         self.report.outer_lr = self.fragment.state.lr(self.number)
         if not self.report.committed:
             self.restart()
+            for buffer, synced in zip(self.tensors.averaged.values(), self.synced_buffers, strict=True):
+                buffer.copy_(synced)
             return
         self._merge_buffers(headers[:, 4:])
         if self.fragment.state.whole:
@@ -139,6 +146,11 @@ class Round:
         ]
         return bool(torch.stack([n.to(self.device, torch.float64) for n in norms]).isfinite().all())
 
+    def _buffers_sound(self) -> bool:
+        """Whether every float buffer is finite, or as it was after the last sync: a mask of -inf is a constant."""
+        pairs = zip(self.tensors.averaged.values(), self.synced_buffers, strict=True)
+        return all(bool((b.isfinite() | (b == s) | (b.isnan() & s.isnan())).all()) for b, s in pairs)
+
     def _buffers(self) -> list[Tensor]:
         return [*self.tensors.averaged.values(), *(self.tensors.counters.values() if self.max_counters else ())]
 
@@ -151,6 +163,8 @@ class Round:
             at += buffer.numel()
             value = (part * weights[live, None]).sum(0) / live.sum() if buffer.is_floating_point() else part.amax(0)
             buffer.copy_(value.view(buffer.shape))
+        for buffer, synced in zip(self.tensors.averaged.values(), self.synced_buffers, strict=True):
+            synced.copy_(buffer)
 
     # -- bucket by bucket
 

@@ -10,6 +10,7 @@ import math
 import types
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from diloco.errors import BadInput
@@ -127,12 +128,13 @@ class TrainConfig:
     """auto takes CUDA where there is one, else the CPU."""
     anchor_device: str = ""
     """Where anchor and outer momentum live; `cpu` frees accelerator memory. Empty: with the model."""
-    threads: int = 0
-    """CPU threads for torch in this process; 0 leaves torch's own choice, divided among the ranks of this machine."""
+    threads: int = 1
+    """CPU threads of torch in each process. With 1, sums have one order, so one process and many give the same bits; 0
+    leaves torch's own choice, divided among the ranks of this machine."""
     runs: str = "runs"
     """Folder that run folders are made in."""
     name: str = ""
-    """Name of the run folder; empty makes one from method, size, replicas, sync_every and seed."""
+    """Name of the run folder inside `runs`; empty makes one from method, size, replicas, sync_every and seed."""
     resume: bool = False
     """Go on from the run folder's last whole checkpoint."""
     inner: InnerConfig = field(default_factory=InnerConfig)
@@ -149,6 +151,9 @@ class TrainConfig:
         for name, least in _LEAST.items():
             _require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
         _require(math.isfinite(self.z_loss) and self.z_loss >= 0, "z_loss", self.z_loss, "a finite number of 0 or more")
+        _require(self.seed < 2**63, "seed", self.seed, "less than 2**63")
+        plain = self.name == Path(self.name).name and self.name.isprintable() and len(self.name.encode()) <= 200
+        _require(plain and self.name not in (".", ".."), "name", repr(self.name), "one folder's name, without a slash")
         if not self.hf:
             get_size(self.size)
         if self.sequences == 0 or self.batch_tokens % (self.data.seq_len * self.replicas):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -33,8 +34,11 @@ def train(config: TrainConfig, quiet: bool = False) -> dict[str, Any]:
     Raises BadInput before the first step for settings that cannot work, FloatingPointError when the global weights stop
     being finite.
     """
-    with enter_world(config) as world, Progress(config, show=world.main and not quiet) as progress:
-        job = Job(config, world, progress)
+    with (
+        enter_world(config) as world,
+        Progress(config, show=world.main and not quiet) as progress,
+        contextlib.closing(Job(config, world, progress)) as job,
+    ):
         step = job.start()
         while True:
             if step == job.total_steps:
@@ -78,9 +82,8 @@ class Job:
         step, notes = 0, []
         if self.config.resume:
             step, notes = self.world.together(self._resume)
+        self.world.together(lambda: self._open_run(step))
         if self.run:
-            self.run.open(step, self._facts(), self.data.tokenizer.json)
-            self.evaluations = self.run.evaluations()
             for text in notes:
                 self.run.note(step, text)
                 self.progress.say(text)
@@ -136,6 +139,11 @@ class Job:
             self.run.finish(receipt, make_row(self, receipt) if step == self.total_steps else None)
         return receipt
 
+    def close(self) -> None:
+        """Lets go of the run folder."""
+        if self.run:
+            self.run.close()
+
     # -- details
 
     def _open_data(self) -> Data:
@@ -148,8 +156,15 @@ class Job:
         data = self.world.together(lambda: work() if self.world.main else None)
         return work() if data is None else data
 
+    def _open_run(self, step: int) -> None:
+        if self.run:
+            self.run.open(step, self._facts(), self.data.tokenizer.json)
+            self.evaluations = self.run.evaluations()
+
     def _resume(self) -> tuple[int, list[str]]:
         """The step of the checkpoint gone on from, and what is to be said about it."""
+        if self.run:
+            self.run.lock()
         loaded = resume.load(self.checkpoints, self.config, self.world, self.replicas)
         if loaded.step > self.last_step:
             raise BadInput(

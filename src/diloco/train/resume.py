@@ -98,7 +98,11 @@ def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica])
         )
     if path is None:
         file = root.parent / runfolder.CONFIG
-        _check_same_run(runfolder.read_json(file)["config"], to_dict(config), file)
+        if not file.is_file() or "config" not in (record := runfolder.read_json(file)):
+            raise BadInput(
+                f"{file} does not say what run this was, and there is no checkpoint: start another with --name"
+            )
+        _check_same_run(record["config"], to_dict(config), file)
         return Resumed(0, 0.0, ["it had no checkpoint yet, so it began anew"])
     meta = read_manifest(path)["meta"]
     if meta.get("format") != FORMAT:
@@ -132,7 +136,7 @@ def _global_tree(replica: Replica) -> dict:
     if replica.sync is None:
         return {}
     state = replica.sync.state_dict()
-    return {key: state[key] for key in ("anchor", "outer", "rounds")}
+    return {key: state[key] for key in ("anchor", "outer", "buffers", "rounds")}
 
 
 def _weights(tree: dict) -> dict:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,17 +32,45 @@ class Run:
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.folder = run_path(config)
+        self.log: EventLog | None = None
+        self._lock: int | None = None
         _check_fresh(self.folder, config.resume)
 
     def open(self, step: int, facts: dict[str, Any], tokenizer: str | None = None) -> None:
         """Begins at inner step `step`: later events, of a leg that went beyond its last checkpoint, are dropped, so
         that nothing appears twice. `facts` join the configuration in config.json; `tokenizer` is the JSON of one."""
         _make(self.folder)
+        self.lock()
+        _check_fresh(self.folder, self.config.resume)  # another process may have begun a run of this name since
         runfolder.write_json(self.folder / runfolder.CONFIG, {**facts, **provenance(self.config)})
         if tokenizer is not None:
             runfolder.atomic_write_text(self.folder / runfolder.TOKENIZER, tokenizer)
         truncate_after(self.folder / runfolder.EVENTS, step)
         self.log = EventLog(self.folder / runfolder.EVENTS)
+
+    def lock(self) -> None:
+        """Keeps other processes from writing the folder until `close`, or until this one ends, however it ends.
+
+        Raises BadInput where another has it.
+        """
+        if self._lock is not None:
+            return
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(folder)
+            raise BadInput(
+                f"run folder {self.folder} is being written by another process: wait for it, or give another --name"
+            ) from error
+        self._lock = folder
+
+    def close(self) -> None:
+        if self.log is not None:
+            self.log.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def evaluations(self) -> dict[int, Evaluation]:
         """Evaluations so far by inner step, those of earlier legs included."""

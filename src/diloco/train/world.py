@@ -67,8 +67,17 @@ class World:
 
 def world_size() -> int | None:
     """Number of processes torchrun started, None without torchrun."""
-    size = os.environ.get("WORLD_SIZE")
-    return int(size) if size and "RANK" in os.environ else None
+    return _from_environment("WORLD_SIZE", 1) if os.environ.get("WORLD_SIZE") and "RANK" in os.environ else None
+
+
+def _from_environment(name: str, default: int) -> int:
+    """A whole number that torchrun sets. Raises BadInput where it is something else."""
+    value = os.environ.get(name, "")
+    if value and not value.isdecimal():
+        raise BadInput(
+            f"environment variable {name} is {value!r}, not a whole number: start with torchrun, which sets it"
+        )
+    return int(value) if value else default
 
 
 @contextlib.contextmanager
@@ -77,6 +86,8 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
     had."""
     processes = world_size()
     device = pick_device(config.device)
+    if config.threads > (os.cpu_count() or 1):
+        raise BadInput(f"threads is {config.threads}: this machine has {os.cpu_count()} cores, so give at most that")
     set_threads(config.threads)
     if processes is None:
         yield World(Local(config.replicas), tuple(range(config.replicas)), device)
@@ -86,6 +97,9 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
             f"replicas is {config.replicas}, but torchrun started {processes} processes and each is a replica: leave "
             "--replicas out"
         )
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise BadInput(f"environment variable {missing[0]} is not set: start with torchrun, which sets it")
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     except (dist.DistNetworkError, dist.DistStoreError) as error:
@@ -102,11 +116,13 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
 
 def pick_device(name: str) -> torch.device:
     """The device called `name`; auto takes CUDA where there is one. Raises BadInput where this machine lacks it."""
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    local_rank = _from_environment("LOCAL_RANK", 0)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("it holds no values")
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("no CUDA device")
         if device.type == "cuda":
@@ -121,7 +137,7 @@ def pick_device(name: str) -> torch.device:
 def set_threads(threads: int) -> None:
     """CPU threads of torch; 0 leaves its own choice, or under torchrun this process's share."""
     if threads:
-        torch.set_num_threads(threads)
-    elif local := int(os.environ.get("LOCAL_WORLD_SIZE", 0)):
+        torch.set_num_threads(min(threads, os.cpu_count() or 1))
+    elif local := _from_environment("LOCAL_WORLD_SIZE", 0):
         # The affinity mask, since a container's share of the machine is smaller than the machine.
         torch.set_num_threads(max(len(os.sched_getaffinity(0)) // local, 1))

@@ -136,7 +136,7 @@ def events_section(summary: Summary, notes: Sequence[dict]) -> str:
 
 
 def _spread_chart(summary: Summary) -> str:
-    figure = charts.figure("round", "distance between replicas", _SMALL_PX, yaxis_rangemode="tozero")
+    figure = charts.figure("round", "distance to the merged weights", _SMALL_PX, yaxis_rangemode="tozero")
     rounds = _rounds_axis(summary)
     charts.add_line(figure, "largest", rounds, _thin_column(summary, "spread_max"), charts.NEUTRAL, 1.4)
     charts.add_line(figure, "median", rounds, _thin_column(summary, "spread_median"), charts.ACCENT)
@@ -145,7 +145,7 @@ def _spread_chart(summary: Summary) -> str:
             figure, "round failed", _column(failed, "round"), [0] * len(failed), charts.BAD, mode="markers",
             marker={"symbol": "x", "size": 8}, cliponaxis=False,
         )  # fmt: skip
-    caption = "How far apart the replicas' weights were just before each round."
+    caption = "How far the replicas' weights were from the merged ones, just before each round."
     return page.chart("Replica spread", caption, charts.to_html(figure, "spread"))
 
 

@@ -19,8 +19,8 @@ class Local:
     """
 
     def __init__(self, replicas: int = 1) -> None:
-        if replicas < 1:
-            raise BadInput(f"replicas is {replicas}: give 1 or more")
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+            raise BadInput(f"replicas is {replicas!r}: give a whole number, 1 or more")
         self.replicas = replicas
         self._facts: list[Facts] = []
         self._source: list[Tensor] = []

@@ -14,6 +14,9 @@ from diloco.errors import BadInput
 BPE_MIN_VOCAB = 257
 """256 bytes and the separator."""
 
+BPE_MAX_VOCAB = 1_000_000
+"""Several times the largest in use; the library ends the process when it runs out of memory."""
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -98,10 +101,10 @@ def bpe_vocab(tokenizer: str) -> int | None:
     if not tokenizer.startswith("bpe:"):
         return None
     digits = tokenizer[len("bpe:") :]
-    if not digits.isdecimal() or int(digits) < BPE_MIN_VOCAB:
+    if not digits.isdecimal() or not BPE_MIN_VOCAB <= int(digits) <= BPE_MAX_VOCAB:
         raise BadInput(
-            f"data.tokenizer {tokenizer}: bpe:N needs a whole number N of at least {BPE_MIN_VOCAB} "
-            "(256 bytes and a separator), as in bpe:4096"
+            f"data.tokenizer {tokenizer}: bpe:N needs a whole number N of at least {BPE_MIN_VOCAB} (256 bytes and a "
+            f"separator) and at most {BPE_MAX_VOCAB}, as in bpe:4096"
         )
     return int(digits)
 
