@@ -58,9 +58,9 @@ def _text(folder: Path) -> Path:
 def open_job(config: TrainConfig) -> Iterator[Job]:
     """A run before its first step, to be looked into."""
     with enter_world(config) as world, Progress(config, show=False) as progress:
-        job = Job(config, world, progress)
-        job.start()
-        yield job
+        with contextlib.closing(Job(config, world, progress)) as job:
+            job.start()
+            yield job
 
 
 def quiet_train(config: TrainConfig, **changes: Any) -> dict:
