@@ -128,3 +128,11 @@ def test_toml_is_checked_by_name_and_type(values, says):
 def test_json_has_no_nan(capsys):
     print_json({"a": float("nan"), "b": [1.5, float("inf")]})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None]}
+
+
+def test_without_a_flag_everything_has_its_default():
+    """`diloco train` by itself is the first thing a newcomer types."""
+    from diloco.cli.train import read_options
+    from diloco.train.config import TrainConfig
+
+    assert read_options([]).settings() == TrainConfig()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def summary(receipt: dict, report: str) -> str:
 def _config_file(arguments: list[str]) -> str:
     """The value of --config, needed before the flags are parsed. Raises BadInput where it is missing."""
     file = ""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*arguments, ""]):
         if word == "--config":
             if not following or following.startswith("--"):
                 raise BadInput("--config has no value: give a TOML file")
