@@ -115,6 +115,8 @@ TRAIN = {
     "resume with another size": Case(
         "--runs {tmp}/runs --name run --resume --size 100k", ("size is '100k'", "'30k'", "{tmp}/runs/run")
     ),
+    "source that is a device": Case("--data.sources /dev/null", ("/dev/null is neither a file nor a folder",)),
+    "no runs folder": Case("--runs=", ("runs is ''", "a folder")),
     "name outside the runs folder": Case("--name ../../esc", ("name is '../../esc'", "without a slash")),
     "name that is a dot": Case("--name .", ("name is '.'",)),
     "name too long": Case(f"--name {'x' * 300}", ("name is",)),

@@ -21,25 +21,28 @@ def run_ranks(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any
 
     An exception comes back as the string "Type: message" in place of the value.
     """
-    context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        results = context.Queue()
-        processes = [
-            context.Process(target=_rank, args=(rank, world, folder, results, work, arguments), daemon=True)
-            for rank in range(world)
-        ]
+        return fork_ranks(world, _rank, world, folder, work, arguments)
+
+
+def fork_ranks(world: int, target: Callable[..., None], *arguments: Any) -> list[Any]:
+    """Forks `target(rank, results, *arguments)` for every rank, which puts (rank, value) into `results`; the values in
+    rank order. None outlives the deadline."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=target, args=(r, results, *arguments), daemon=True) for r in range(world)]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(results.get(timeout=DEADLINE_S) for _ in processes)
+    finally:
         for process in processes:
-            process.start()
-        try:
-            found = dict(results.get(timeout=DEADLINE_S) for _ in processes)
-        finally:
-            for process in processes:
-                process.join(timeout=10)
-                process.kill()
+            process.join(timeout=10)
+            process.kill()
     return [found[rank] for rank in range(world)]
 
 
-def _rank(rank: int, world: int, folder: str, results: Any, work: Callable[..., Any], arguments: tuple) -> None:
+def _rank(rank: int, results: Any, world: int, folder: str, work: Callable[..., Any], arguments: tuple) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=DEADLINE_S / 2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
 import os
 import random
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.processes import fork_ranks
 
 from diloco import checkpoint
 from diloco.train.config import TrainConfig
@@ -24,7 +24,6 @@ from diloco.train.world import enter_world
 from diloco.watch import runfolder
 from diloco.watch.events import read_events
 
-DEADLINE_S = 120
 SEQ_LEN = 32
 
 
@@ -70,23 +69,10 @@ def quiet_train(config: TrainConfig, **changes: Any) -> dict:
 def train_over_ranks(config: TrainConfig, ranks: int) -> list[Any]:
     """`train(config)` in `ranks` forked processes, as torchrun would start them; receipts in rank order, an exception
     as the string "Type: message"."""
-    context = multiprocessing.get_context("fork")
-    results, port = context.Queue(), free_port()
-    processes = [
-        context.Process(target=_rank, args=(r, ranks, port, results, config), daemon=True) for r in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        found = dict(results.get(timeout=DEADLINE_S) for _ in processes)
-    finally:
-        for process in processes:
-            process.join(timeout=10)
-            process.kill()
-    return [found[rank] for rank in range(ranks)]
+    return fork_ranks(ranks, _rank, ranks, free_port(), config)
 
 
-def _rank(rank: int, ranks: int, port: int, results: Any, config: TrainConfig) -> None:
+def _rank(rank: int, results: Any, ranks: int, port: int, config: TrainConfig) -> None:
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(ranks),

@@ -217,7 +217,7 @@ def test_a_killed_replica_ends_the_others_with_a_sentence(tmp_path) -> None:
     from support.processes import _rank
 
     processes = [
-        context.Process(target=_rank, args=(r, 2, str(tmp_path), results, _killed, ()), daemon=True) for r in range(2)
+        context.Process(target=_rank, args=(r, results, 2, str(tmp_path), _killed, ()), daemon=True) for r in range(2)
     ]
     for p in processes:
         p.start()

@@ -152,6 +152,7 @@ class TrainConfig:
             _require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
         _require(math.isfinite(self.z_loss) and self.z_loss >= 0, "z_loss", self.z_loss, "a finite number of 0 or more")
         _require(self.seed < 2**63, "seed", self.seed, "less than 2**63")
+        _require(bool(self.runs), "runs", repr(self.runs), "a folder, . for this one")
         plain = self.name == Path(self.name).name and self.name.isprintable() and len(self.name.encode()) <= 200
         _require(plain and self.name not in (".", ".."), "name", repr(self.name), "one folder's name, without a slash")
         if not self.hf:
@@ -204,6 +205,8 @@ class TrainConfig:
             found.append("merge has no effect with method dp")
         if self.method == "dp" and self.anchor_device:
             found.append("anchor_device has no effect with method dp")
+                f"sync_every {self.sync_every} has no effect in {self.steps} steps: replicas meet at the end only"
+            )
         if self.hf and self.size != TrainConfig().size:
             found.append("size has no effect with hf")
         if self.steps and self.tokens:

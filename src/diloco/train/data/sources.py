@@ -67,6 +67,8 @@ def open_source(spec: str, text_field: str) -> Source:
                 f"source {spec} has the unknown extension {root.suffix!r}: use .txt, .jsonl, .parquet or a source file"
             )
         return _files_source(spec, root.parent, [root], text_field)
+    if not root.is_dir():
+        raise BadInput(f"source {spec} is neither a file nor a folder: give stdlib, a file, a folder or hf:NAME")
     files = [path for path in _walk(root) if path.suffix.lower() in SUFFIXES]
     if not files:
         raise BadInput(f"source {spec} is a folder without any .txt, .jsonl, .parquet or other text file")
