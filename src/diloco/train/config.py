@@ -205,8 +205,6 @@ class TrainConfig:
             found.append("merge has no effect with method dp")
         if self.method == "dp" and self.anchor_device:
             found.append("anchor_device has no effect with method dp")
-                f"sync_every {self.sync_every} has no effect in {self.steps} steps: replicas meet at the end only"
-            )
         if self.hf and self.size != TrainConfig().size:
             found.append("size has no effect with hf")
         if self.steps and self.tokens:
