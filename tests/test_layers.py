@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "src" / "diloco"
 MAY = {
     "outer": {"errors", "outer"},
     "wire": {"errors", "outer", "wire"},
-    "sync": {"errors", "outer", "wire"},
+    "sync": {"errors", "outer", "wire", "sync"},
     "checkpoint": {"errors", "checkpoint"},
     "watch": {"errors", "watch"},
     "selftest": {"errors", "outer", "wire", "sync", "checkpoint", "train", "selftest", "DiLoCo"},

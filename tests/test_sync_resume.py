@@ -71,7 +71,7 @@ def test_every_missing_piece_is_named_report_22(key: str) -> None:
         fleet.syncs[0].load_state_dict(state)
 
 
-@pytest.mark.parametrize("where, key", [("outer", "momentum"), ("counts", "synced_step"), ("anchor", "0.weight")])
+@pytest.mark.parametrize("where, key", [("outer", "momentum"), ("counts", "inner_step"), ("anchor", "0.weight")])
 def test_missing_details_are_named(where: str, key: str) -> None:
     fleet = Fleet(1)
     state = copy.deepcopy(fleet.syncs[0].state_dict())
@@ -102,7 +102,7 @@ def test_another_number_of_replicas_keeps_anchor_and_momentum_report_39(replicas
         sync.load_state_dict(copy.deepcopy(state))
         sync.restart_window()
     assert other.syncs[-1].checksum() == fleet.syncs[0].checksum()
-    ours, theirs = (f.syncs[0].fragment.state.tensors["momentum"] for f in (other, fleet))
+    ours, theirs = (f.syncs[0].fragments[0].state.tensors["momentum"] for f in (other, fleet))
     assert torch.equal(ours, theirs) and theirs.norm() > 0
     assert torch.equal(other.weights(0), fleet.weights(0))
     other.step = 8

@@ -47,7 +47,7 @@ def test_frozen_weights_stay_home_report_97() -> None:
         p.requires_grad_(False)
     fleet = Fleet(2, build=lambda m: copy.deepcopy(model), sync_every=1)
     sync = fleet.syncs[0]
-    assert sync.fragment.anchor.numel() == 100 and list(sync.anchor()) == ["1.weight"]
+    assert sync.fragments[0].anchor.numel() == 100 and list(sync.anchor()) == ["1.weight"]
     before = model[0].weight.clone()
     for m, o in zip(fleet.models, fleet.optimizers, strict=True):
         m(torch.ones(4, 100)).sum().backward()
@@ -80,7 +80,7 @@ def test_tied_tensors_take_part_once_report_98() -> None:
     fleet.run(4)
     model, sync = fleet.models[0], fleet.syncs[0]
     assert model.head.weight is model.embed.weight and model.embed.weight.data_ptr() == pointer
-    assert sync.fragment.anchor.numel() == 25 == sync.fragment.state.tensors["momentum"].numel()
+    assert sync.fragments[0].anchor.numel() == 25 == sync.fragments[0].state.tensors["momentum"].numel()
 
 
 def test_unused_parameters_are_still_merged() -> None:
@@ -169,10 +169,10 @@ def test_nothing_trainable_is_refused() -> None:
 
 def test_float64_models_keep_their_precision() -> None:
     fleet = Fleet(2, build=lambda m: small_model(m), sync_every=3)
-    assert fleet.syncs[0].fragment.anchor.dtype == torch.float32
+    assert fleet.syncs[0].fragments[0].anchor.dtype == torch.float32
     model = nn.Linear(3, 3).double()
     sync = diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=1)
-    assert sync.fragment.anchor.dtype == torch.float64
+    assert sync.fragments[0].anchor.dtype == torch.float64
 
 
 def test_large_fp16_weights_are_not_taken_for_infinite() -> None:

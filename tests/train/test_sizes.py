@@ -25,7 +25,7 @@ PAPER_TABLE_3 = {  # layers, heads, width, feed-forward width
     "4b": (36, 48, 3072, 12288),
     "10b": (48, 64, 4096, 16384),
 }
-CPU_LADDER = {"30k": 30e3, "100k": 100e3, "300k": 300e3, "1m": 1e6, "3m": 3e6}
+CPU_LADDER = {"30k": 30e3, "100k": 100e3, "300k": 300e3, "1m": 1e6, "3m": 3e6, "10m": 10e6}
 ARTICLE_LARGE = {"6.7b": 6.7e9, "40b": 40e9, "100b": 100e9}
 
 

@@ -13,7 +13,8 @@ from support.replicas import Fleet, small_model
 from torch import nn
 
 import diloco
-from diloco.wire.exchange import check_equal, gather_bytes, sum_bytes
+from diloco.outer.dialogue import Gather, Sum
+from diloco.wire.exchange import check_equal, sum_bytes
 
 
 def test_a_full_exchange_takes_no_more_replicas() -> None:
@@ -37,7 +38,9 @@ def test_facts_compare_through_json() -> None:
 @pytest.mark.parametrize("replicas, share", [(1, 0.0), (2, 1.0), (4, 1.5)])
 def test_bytes_of_a_sum_are_the_least_possible(replicas: int, share: float) -> None:
     assert sum_bytes(4000, replicas) == 4000 * share
-    assert gather_bytes(10, replicas) == 10 * (replicas - 1)
+    members = tuple(range(replicas))
+    assert Gather(torch.zeros(10, dtype=torch.uint8), members).bytes_sent(0) == 10 * (replicas - 1)
+    assert Sum(torch.zeros(1000), members).bytes_sent(0) == 4000 * share
 
 
 def test_500_rounds_leave_memory_flat_report_105() -> None:

@@ -12,7 +12,7 @@ from diloco.cli.options import Common, parse
 from diloco.cli.show import print_json, warn
 from diloco.cli.toml import as_flags, read_toml
 from diloco.errors import BadInput
-from diloco.outer.round import Mismatch
+from diloco.outer.report import Mismatch
 from diloco.train.config import TrainConfig
 from diloco.train.world import world_size
 

@@ -1,4 +1,4 @@
-"""A fragment: a set of parameters that syncs together, with its anchor and outer state.
+"""A fragment: a set of parameters that syncs together, with its anchor, outer state and what one replica keeps for it.
 
 The anchor is kept in fp32 whatever the model's dtype (fp64 for an fp64 model), flat and contiguous, and may live on
 another device.
@@ -7,7 +7,7 @@ another device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -30,22 +30,45 @@ SLICE_ELEMENTS = 1 << 17
 
 
 class Fragment:
-    """`tensors`: the trained parameters of the fragment by name. `device`: where anchor and outer state live (None:
-    with the model)."""
+    """`tensors`: the fragment's trained parameters by name; those in `embeddings` are laid out first.
+
+    `averaged`, `counters`: buffers that travel with it. `device`: where anchor and outer state live (None: with the
+    model). `block`: elements that a codec codes together, so that no bucket cuts a block.
+    """
 
     def __init__(
         self,
         tensors: dict[str, Tensor],
         outer: OuterOptimizer | Torch,
-        device: torch.device | None,
+        device: torch.device | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        block: int = 1,
+        embeddings: Collection[str] = (),
+        averaged: dict[str, Tensor] | None = None,
+        counters: dict[str, Tensor] | None = None,
+        index: int = 0,
     ) -> None:
+        tensors = dict(sorted(tensors.items(), key=lambda item: (item[0] not in embeddings, item[0])))
         dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors.values()), torch.float32)
         device = device or next(iter(tensors.values())).device
-        self.flat = Flat(tensors, max(bucket_bytes // dtype.itemsize // ALIGNMENT, 1) * ALIGNMENT)
+        unit = max(ALIGNMENT, block)
+        self.flat = Flat(tensors, max(bucket_bytes // dtype.itemsize // unit, 1) * unit)
+        self.index, self.outer = index, outer
+        self.averaged, self.counters = averaged or {}, counters or {}
+        self.body = sum(t.numel() for name, t in tensors.items() if name in embeddings)
+        """Where the embeddings end and the rest begins."""
         self.anchor = self.flat.read(dtype, device)
         self.scratch = torch.empty(2, min(SLICE_ELEMENTS, self.flat.numel), dtype=dtype, device=device)
-        self.outer = outer
+        self.synced_buffers = [b.detach().clone() for b in self.averaged.values()]
+        """The float buffers as the last sync left them."""
+        self.start: Tensor | None = None
+        """What the replica's window started from, where that is not the anchor (outer gradients applied a round
+        late)."""
+        self.taken: Tensor | None = None
+        """The outer gradient as it was when it was last sent."""
+        self.residual: Tensor | None = None
+        """Error feedback: what this replica has not got across yet."""
+        self.outer_steps = self.sent_step = self.sent_tokens = 0
 
     @functools.cached_property
     def state(self) -> OuterState | TorchState:
@@ -58,6 +81,32 @@ class Fragment:
         """Views of the anchor by parameter name, each with its parameter's shape."""
         return self.flat.named_views(self.anchor)
 
+    def drift(self, lo: int, hi: int, out: Tensor) -> None:
+        """out[: hi - lo] = the replica's outer gradient: where its window started, minus where it is."""
+        self.flat.drift(self.anchor if self.start is None else self.start, lo, hi, out)
+
+    def take(self) -> Tensor:
+        """Keeps the outer gradient as it is now, since the replica will go on while it travels."""
+        if self.taken is None:
+            self.taken = torch.empty_like(self.anchor)
+        self.drift(0, self.flat.numel, self.taken)
+        return self.taken
+
+    def mix(self, mixing: float) -> None:
+        """Restarts the replica at mixing * local + (1 - mixing) * anchor (Streaming DiLoCo, arXiv 2501.18512)."""
+        if mixing == 1:
+            return
+        for lo, hi in slices(0, self.flat.numel if mixing else 0):
+            for start, stop, weights in self.flat.pieces(lo, hi):
+                anchor = self.anchor[start:stop].to(weights.device)
+                weights.copy_(weights.to(anchor.dtype) * mixing + anchor * (1 - mixing))
+        if mixing == 0:
+            self.restart()
+
+    def restart(self) -> None:
+        """Restarts the replica from the anchor, or from its `start`."""
+        self.flat.write(self.anchor if self.start is None else self.start, 0, self.flat.numel)
+
     def checksum(self) -> int:
         """A 64-bit sum over the anchor's bits: equal on two replicas when their anchors are bit-identical.
 
@@ -69,7 +118,13 @@ class Fragment:
         words = self.anchor[:whole].view(torch.int64)
         words_per_block = CHECKSUM_BLOCK_ELEMENTS * self.anchor.element_size() // 8
         sums = words.view(-1, words_per_block).sum(1).tolist() + [int(bit_sum(self.anchor[whole:]))]
-        return _wrap(sum((2 * index + 1) * total for index, total in enumerate(sums)))
+        return weighted(sums)
+
+
+def weighted(sums: list[int]) -> int:
+    """One signed 64-bit number from several, each weighted by its place."""
+    total = sum((2 * index + 1) * value for index, value in enumerate(sums))
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def slices(lo: int, hi: int) -> Iterator[tuple[int, int]]:
@@ -89,7 +144,3 @@ def bit_sum(values: Tensor) -> Tensor:
     padded = torch.zeros(whole + 8, dtype=torch.uint8, device=raw.device)
     padded[: raw.numel()] = raw
     return padded.view(torch.int64).sum()
-
-
-def _wrap(value: int) -> int:
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,251 +1,266 @@
-"""One round of one replica: everything a sync computes, with the travelling left out.
+"""One round of one fragment on one replica: everything a sync computes, with the travelling left out.
 
-An exchange (see `wire/`) drives it:
+    prepare()     on the way out: what is sent is fixed here, the replica may go on
+    talk()        the dialogue with the other replicas (see `dialogue.py`), which ends with the anchor moved
+    land()        on the way in: the replica takes over the new anchor
 
-    headers  = gather(round.header())       one small fp64 vector per replica
-    round.open(rank, headers)               all replicas decide alike who takes part and with what weight
-    for b in round.open_buckets:            SUM over the replicas, in replica order
-        round.absorb(b, reduce(round.contribute(b, out)))
-    round.close(gather(round.trailer()))    one small int64 vector per replica
-
-Nothing here depends on whether the other replicas are in this process or an ocean away.
+In the dialogue all replicas first gather their headers and decide alike who takes part and with what weight; then each
+bucket is reduced and put through the outer optimizer; last they compare checksums. Nothing here depends on whether the
+other replicas are in this process or an ocean away, or on what the replica does meanwhile.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from diloco.outer.codec import Codec
+from diloco.outer.dialogue import Dialogue, Gather, Pipeline, Topology
 from diloco.outer.fragment import SLICE_ELEMENTS, Fragment, slices
-from diloco.outer.merge import Weights
-from diloco.outer.tensors import Roster
+from diloco.outer.merge import Merge
+from diloco.outer.pool import Pool
+from diloco.outer.reduce import Reduction
+from diloco.outer.report import Mismatch, RoundReport
+from diloco.outer.schedule import noise_ratio
 
 # Norms, cosine and spread are measured on at most this many slices, evenly spread over the fragment, and scaled up:
 # exact up to 1M parameters, an estimate beyond, as good as the layers are alike. Measuring all of a large model would
 # cost as much as the outer step itself.
 MEASURED_SLICES = 8
 
-
-@dataclass
-class RoundReport:
-    """What one outer step did; the same on every replica but for the seconds."""
-
-    round: int
-    """Rounds planned so far, this one included; counted from 1."""
-    step: int
-    """Inner steps taken when the window closed."""
-    steps: int
-    """Inner steps in the window."""
-    partial: bool
-    """A last window shorter than sync_every."""
-    committed: bool = False
-    """False when no replica had a finite outer gradient, so that the anchor stayed."""
-    left_out: list[int] = field(default_factory=list)
-    """Replicas whose outer gradient was not finite; they were reset from the anchor."""
-    tokens: list[int] = field(default_factory=list)
-    """Tokens each replica trained on in the window, as counted by `count_tokens`."""
-    outer_lr: float = 0.0
-    outer_gradient_norm: float = 0.0
-    """Norm of the merged outer gradient."""
-    outer_update_norm: float = 0.0
-    """Norm of what the anchor moved by, after clipping."""
-    spread_median: float = 0.0
-    """Median over replicas of the distance between the replica's weights and the merged weights, just before the
-    sync."""
-    spread_max: float = 0.0
-    cosine_median: float = 0.0
-    """Median over replicas of the cosine between its outer gradient and the merged one."""
-    checksum: str = ""
-    """64-bit checksum of the anchor after the round, in hex."""
-    bytes_sent: int = 0
-    """Bytes this replica handed to the wire in the round."""
-    wire_s: float = 0.0
-    """Seconds sending, receiving and merging."""
-    wait_s: float = 0.0
-    """Seconds waiting for the slowest replica to arrive."""
+HEADER = 5
+"""Numbers at the head of a header: finite, steps in the window, inner step, tokens, norm (0 where nobody asks)."""
 
 
-class Mismatch(RuntimeError):
-    """The replicas of a run have ceased to agree, which no sync can repair."""
+@dataclass(frozen=True)
+class Means:
+    """What the rounds of one replica have in common."""
+
+    codec: Codec
+    merge: Merge
+    topology: Topology
+    rank: int
+    device: torch.device
+    """Where the network takes its messages from."""
+    mixing: float = 0.0
+    max_counters: bool = False
+    fragments: int = 1
+    pool: Pool = field(default_factory=Pool)
 
 
 class Round:
-    """The state of one sync on one replica. `closed(report)` is called when it is over.
+    """`flying`: the replica takes inner steps while the round is on its way. `closed(report)` is called at its end."""
 
-    `buffers`: the float buffers as the last sync left them, which this one updates.
-    """
+    apart = False
+    """It keeps its place among the replica's rounds."""
 
     def __init__(
         self,
         fragment: Fragment,
-        tensors: Roster,
-        buffers: list[Tensor],
-        merge: Weights,
-        max_counters: bool,
-        outer_steps: int,
+        means: Means,
         report: RoundReport,
         tokens: int,
         closed: Callable[[RoundReport], None],
+        flying: bool = False,
     ) -> None:
-        self.fragment, self.tensors, self.merge, self.max_counters = fragment, tensors, merge, max_counters
-        self.synced_buffers = buffers
-        self.number = outer_steps + 1
-        self.report, self.own_tokens, self.closed = report, tokens, closed
+        self.fragment, self.means, self.report, self.own_tokens = fragment, means, report, tokens
+        self.closed, self.flying = closed, flying
+        self.members = means.topology.everyone
+        self.number = fragment.outer_steps + 1
         self.buckets = list(fragment.flat.buckets())
         self.device = fragment.anchor.device
         # Squared norms of: merged outer gradient, own, own minus merged, update of the anchor.
         self.squares = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.stride = -(-fragment.flat.numel // (SLICE_ELEMENTS * MEASURED_SLICES))
         self.whole: Tensor | None = None
-        self.scratch = fragment.scratch
-        self.rank, self.weights = 0, [1.0]
+        self.taken: Tensor | None = None
+        self.merged_buffers: list[Tensor] = []
+        self.weights = self.embedding_weights = [1.0] * len(self.members)
 
-    # -- opening: who takes part
+    # -- on the way out
 
-    def header(self) -> Tensor:
-        """[finite, steps in the window, inner step, tokens, float buffers..., counters...] as fp64 on the CPU."""
+    def prepare(self) -> None:
+        """Fixes what is sent: a header, and a copy of the outer gradient where the replica goes on meanwhile."""
+        if self.flying or self.means.merge.needs_norms:
+            self.taken = self.fragment.take()
         buffers = [t.detach().flatten().to("cpu", torch.float64) for t in self._buffers()]
-        finite = self._finite() and self._buffers_sound()
-        head = torch.tensor([finite, self.report.steps, self.report.step, self.own_tokens], dtype=torch.float64)
-        return torch.cat([head, *buffers])
-
-    def open(self, rank: int, headers: Tensor) -> None:
-        """`headers`: one row per replica. Raises Mismatch when the replicas are not at the same inner step."""
-        self.rank = rank
-        alive, steps, step, tokens = headers[:, :4].T.tolist()
-        if len(set(step)) > 1 or len(set(steps)) > 1:
-            raise Mismatch(
-                f"replicas came to a sync after different numbers of inner steps, {[int(s) for s in step]}: every "
-                "replica must take as many optimizer steps as the others (with a grad scaler that skips, build DiLoCo "
-                "with hook=False and call sync.step())"
-            )
-        self.report.left_out = [m for m, ok in enumerate(alive) if not ok]
-        self.report.committed = any(alive)
-        self.report.tokens = [int(n) for n in tokens]
-        self.weights = self.merge(tokens, [bool(a) for a in alive])
-        self.report.outer_lr = self.fragment.state.lr(self.number)
-        if not self.report.committed:
-            self.restart()
-            for buffer, synced in zip(self.tensors.averaged.values(), self.synced_buffers, strict=True):
-                buffer.copy_(synced)
-            return
-        self._merge_buffers(headers[:, 4:])
-        if self.fragment.state.whole:
-            self.whole = torch.empty_like(self.fragment.anchor)
+        self.finite = finite = self._finite() and self._buffers_sound()
+        norm = torch.linalg.vector_norm(self.taken[self.fragment.body :]).item() if self.means.merge.needs_norms else 0
+        head = [finite, self.report.steps, self.report.step, self.own_tokens, norm if finite else 0.0]
+        self.header = torch.cat([torch.tensor(head, dtype=torch.float64), *buffers])
 
     def _finite(self) -> bool:
         # A norm takes one pass over memory and is infinite or NaN when any element is. In fp32 it overflows only past
         # 1e19, which no healthy weight reaches; in fp16 it would at 65504.
         norms = [
             torch.linalg.vector_norm(p.detach(), dtype=torch.promote_types(p.dtype, torch.float32))
-            for p in self.tensors.trained.values()
+            for p in self.fragment.flat.tensors.values()
         ]
         return bool(torch.stack([n.to(self.device, torch.float64) for n in norms]).isfinite().all())
 
     def _buffers_sound(self) -> bool:
         """Whether every float buffer is finite, or as it was after the last sync: a mask of -inf is a constant."""
-        pairs = zip(self.tensors.averaged.values(), self.synced_buffers, strict=True)
+        pairs = zip(self.fragment.averaged.values(), self.fragment.synced_buffers, strict=True)
         return all(bool((b.isfinite() | (b == s) | (b.isnan() & s.isnan())).all()) for b, s in pairs)
 
     def _buffers(self) -> list[Tensor]:
-        return [*self.tensors.averaged.values(), *(self.tensors.counters.values() if self.max_counters else ())]
+        counters = self.fragment.counters.values() if self.means.max_counters else ()
+        return [*self.fragment.averaged.values(), *counters]
 
-    def _merge_buffers(self, rows: Tensor) -> None:
+    # -- on its way
+
+    def talk(self) -> Dialogue:
+        """Raises Mismatch when the replicas are not at the same inner step, or their anchors differ afterwards."""
+        self._open((yield Gather(self.header, self.members)))
+        if self.report.committed:
+            yield Pipeline(self._bucket(index) for index in range(len(self.buckets)))
+        self._close((yield Gather(self._trailer(), self.members)))
+
+    def _open(self, headers: Tensor) -> None:
+        """`headers`: one row per replica."""
+        alive, steps, step, tokens, norms = headers[:, :HEADER].T.tolist()
+        if len(set(step)) > 1 or len(set(steps)) > 1:
+            raise Mismatch(
+                f"replicas came to a sync after different numbers of inner steps, {[int(s) for s in step]}: every "
+                "replica must take as many optimizer steps as the others (with a grad scaler that skips, build DiLoCo "
+                "with hook=False and call sync.step())"
+            )
+        live = [bool(a) for a in alive]
+        self.report.left_out = [m for m, ok in enumerate(live) if not ok]
+        self.report.committed = any(live)
+        self.report.tokens = [int(n) for n in tokens]
+        self.report.outer_lr = self.fragment.state.lr(self.number)
+        if not self.report.committed:
+            return
+        merge = self.means.merge
+        self.weights = merge.weights(tokens, norms, live)
+        self.embedding_weights = merge.weights(tokens, norms, live, embedding=True)
+        self._finish = lambda merged: merge.finish(merged[self.fragment.body :], tokens, norms, live)
+        self.merged_buffers = self._merge_buffers(headers[:, HEADER:])
+        if self.fragment.state.whole or merge.whole:
+            self.whole = torch.empty_like(self.fragment.anchor)
+
+    def _merge_buffers(self, rows: Tensor) -> list[Tensor]:
         # In fp64 the mean of equal fp32 values is that value, so constants in buffers stay as they are to the bit.
-        weights = torch.tensor(self.weights, dtype=torch.float64)
-        live, at = weights > 0, 0
+        weights = torch.tensor(self.embedding_weights, dtype=torch.float64)
+        live, at, merged = weights > 0, 0, []
         for buffer in self._buffers():
             part = rows[live, at : at + buffer.numel()]
             at += buffer.numel()
-            value = (part * weights[live, None]).sum(0) / live.sum() if buffer.is_floating_point() else part.amax(0)
-            buffer.copy_(value.view(buffer.shape))
-        for buffer, synced in zip(self.tensors.averaged.values(), self.synced_buffers, strict=True):
-            synced.copy_(buffer)
+            mean = (part * weights[live, None]).sum(0) / weights.sum()
+            merged.append((mean if buffer.is_floating_point() else part.amax(0)).view(buffer.shape))
+        return merged
 
-    # -- bucket by bucket
+    def _bucket(self, index: int) -> Dialogue:
+        lo, hi = self.buckets[index]
+        means, dtype = self.means, self._wire_dtype
+        buffer = means.pool.take(-(-(hi - lo) // means.topology.unit) * means.topology.unit, dtype, means.device)
+        self._contribute(lo, hi, buffer)
+        merged = yield from self._reduction.bucket(lo, hi, buffer)
+        self._absorb_bucket(lo, hi, merged.to(self.device, self.fragment.anchor.dtype))
+        means.pool.give(buffer)
 
     @property
-    def open_buckets(self) -> range:
-        """The buckets that have to travel: none when no replica takes part."""
-        return range(len(self.buckets) if self.report.committed else 0)
+    def _wire_dtype(self) -> torch.dtype:
+        plain = self.means.codec.exact and self.means.merge.linear
+        return self.fragment.anchor.dtype if plain else torch.float32
+
+    @property
+    def _reduction(self) -> Reduction:
+        means, fragment = self.means, self.fragment
+        if means.codec.feedback and len(self.members) > 1 and fragment.residual is None:
+            fragment.residual = torch.zeros(fragment.flat.numel, device=means.device)
+        seed = self.number * means.fragments + fragment.index
+        return Reduction(
+            means.codec, means.merge, means.topology, means.rank, self.weights, seed, fragment.flat.numel,
+            fragment.residual,
+        )  # fmt: skip
 
     @property
     def alive(self) -> bool:
-        return self.weights[self.rank] > 0
+        return self.weights[self.means.rank] > 0
 
-    def contribute(self, bucket: int, out: Tensor) -> Tensor:
-        """Writes this replica's weighted outer gradient for the bucket into `out` and returns the part written."""
-        lo, hi = self.buckets[bucket]
-        out = out[: hi - lo]
+    def _contribute(self, lo: int, hi: int, out: Tensor) -> None:
+        """Writes this replica's weighted outer gradient of [lo, hi) to the head of `out`, zeros behind it."""
         if not self.alive:
-            return out.zero_()
-        self.fragment.flat.drift(self.fragment.anchor, lo, hi, out)
-        weight = self.weights[self.rank]
-        return out if weight == 1.0 else out.mul_(weight)
+            out.zero_()
+            return
+        out[hi - lo :].zero_()
+        out = out[: hi - lo]
+        self._own(lo, hi, out)
+        for weights, part in self._weighted_ranges(lo, hi):
+            if (weight := weights[self.means.rank]) != 1.0:
+                out[part].mul_(weight)
 
-    def absorb(self, bucket: int, total: Tensor) -> None:
-        """Takes the SUM over the replicas for the bucket: merges, steps the anchor, and restarts the replica from
-        it."""
-        first, last = self.buckets[bucket]
-        total, count = total.to(self.device), sum(w > 0 for w in self.weights)
+    def _weighted_ranges(self, lo: int, hi: int) -> Iterator[tuple[list[float], slice]]:
+        """The embeddings' part of [lo, hi) and the rest, which a merge may weigh differently."""
+        body = min(max(self.fragment.body, lo), hi) - lo
+        yield self.embedding_weights, slice(0, body)
+        yield self.weights, slice(body, hi - lo)
+
+    def _own(self, lo: int, hi: int, out: Tensor) -> None:
+        if self.taken is None:
+            self.fragment.drift(lo, hi, out)
+        else:
+            out.copy_(self.taken[lo:hi])
+
+    def _absorb_bucket(self, first: int, last: int, merged: Tensor) -> None:
         for lo, hi in slices(first, last):
-            merged = _divide(total[lo - first : hi - first], count)
+            part = merged[lo - first : hi - first]
             if self.whole is not None:
-                self.whole[lo:hi].copy_(merged)
+                self.whole[lo:hi].copy_(part)
             else:
-                self._absorb(merged, lo, hi)
-
-    def restart(self) -> None:
-        """Restarts the replica from the anchor as it is."""
-        self.fragment.flat.write(self.fragment.anchor, 0, self.fragment.flat.numel)
+                self._absorb(part, lo, hi)
 
     def _absorb(self, merged: Tensor, lo: int, hi: int) -> None:
         anchor, measured = self.fragment.anchor[lo:hi], lo // SLICE_ELEMENTS % self.stride == 0
         if measured:
             self._measure(merged, lo, hi)
-            before = self.scratch[1, : hi - lo].copy_(anchor)
+            before = self.fragment.scratch[1, : hi - lo].copy_(anchor)
         self.fragment.state.advance(merged, lo, hi, self.number)
         if measured:
             self._add_square(3, before.sub_(anchor))
-        self.fragment.flat.write(self.fragment.anchor, lo, hi)
+        if not self.flying:
+            self.fragment.flat.write(self.fragment.anchor, lo, hi)
 
     def _measure(self, merged: Tensor, lo: int, hi: int) -> None:
         self._add_square(0, merged)
         if self.alive:
-            own = self.scratch[0, : hi - lo]
-            self.fragment.flat.drift(self.fragment.anchor, lo, hi, own)
+            own = self.fragment.scratch[0, : hi - lo]
+            self._own(lo, hi, own)
             self._add_square(1, own)
             self._add_square(2, own.sub_(merged))
 
     def _add_square(self, index: int, vector: Tensor) -> None:
         self.squares[index] += torch.dot(vector, vector)
 
-    # -- closing: do all agree
-
-    def trailer(self) -> Tensor:
-        """[checksum of the anchor, then own and (own - merged) squared norms as the bits of fp64], int64 on the CPU."""
+    def _trailer(self) -> Tensor:
+        """[checksum of the anchor, then squared norms of merged, own, own - merged as the bits of fp64], int64, CPU."""
         if self.whole is not None:
             self._absorb_whole(self.whole)
             self.whole = None
         self.squares = self.squares.cpu() * self.stride
-        return torch.cat([torch.tensor([self.fragment.checksum()]), self.squares[1:3].view(torch.int64)])
+        return torch.cat([torch.tensor([self.fragment.checksum()]), self.squares[:3].view(torch.int64)])
 
     def _absorb_whole(self, merged: Tensor) -> None:
-        """For outer optimizers that need the complete gradient at once."""
+        """For outer optimizers and merges that need the complete gradient at once."""
+        if self.means.merge.whole:
+            self._finish(merged)
         for lo, hi in slices(0, len(merged)):
             if lo // SLICE_ELEMENTS % self.stride == 0:
                 self._measure(merged[lo:hi], lo, hi)
         before = self.fragment.anchor.clone()
         self.fragment.state.advance(merged, 0, len(merged), self.number)
         self._add_square(3, before.sub_(self.fragment.anchor).div_(self.stride**0.5))
-        self.restart()
+        if not self.flying:
+            self.fragment.restart()
 
-    def close(self, trailers: Tensor) -> None:
-        """`trailers`: one row per replica. Raises Mismatch when the anchors are no longer bit-identical."""
+    def _close(self, trailers: Tensor) -> None:
+        """`trailers`: one row per replica."""
         checksums = trailers[:, 0].tolist()
         if len(set(checksums)) > 1:
             raise Mismatch(
@@ -254,26 +269,43 @@ class Round:
                 "versions and hardware) or a message was damaged"
             )
         squares = trailers[:, 1:].contiguous().view(torch.float64)
-        merged_square = self.squares[0].item()
-        live = [m for m, w in enumerate(self.weights) if w > 0]
+        # Replica 0's, so that all decide from the same bits even where machines round a norm differently.
+        merged_square = squares[0, 0].item()
+        live = [m for m, w in enumerate(self.weights) if w > 0] if self.report.committed else []
         if live:
-            own = [max(squares[m, 0].item(), 0.0) ** 0.5 for m in live]
-            distance = [max(squares[m, 1].item(), 0.0) ** 0.5 for m in live]
+            own = [max(squares[m, 1].item(), 0.0) ** 0.5 for m in live]
+            distance_squares = [max(squares[m, 2].item(), 0.0) for m in live]
+            distance = [d**0.5 for d in distance_squares]
             self.report.spread_median, self.report.spread_max = statistics.median(distance), max(distance)
             self.report.cosine_median = statistics.median(
                 _cosine(o, d, merged_square**0.5) for o, d in zip(own, distance, strict=True)
             )
+            self.report.noise = noise_ratio(distance_squares, merged_square)
         self.report.outer_gradient_norm = merged_square**0.5
         self.report.outer_update_norm = self.squares[3].item() ** 0.5
         self.report.checksum = f"{checksums[0] % 2**64:016x}"
+        self.fragment.outer_steps += self.report.committed
+
+    # -- on the way in
+
+    def land(self, step: int | None = None) -> None:
+        """The replica takes over the new anchor at inner step `step`, that of the sending by default.
+
+        With outer gradients that are applied a round late (`late.py`) that is left to the next boundary.
+        """
+        self.report.landed_step = self.report.step if step is None else step
+        if not self.report.committed:
+            self.fragment.restart()
+            for buffer, synced in zip(self.fragment.averaged.values(), self.fragment.synced_buffers, strict=True):
+                buffer.copy_(synced)
+        else:
+            for buffer, merged in zip(self._buffers(), self.merged_buffers, strict=True):
+                buffer.copy_(merged)
+            for buffer, synced in zip(self.fragment.averaged.values(), self.fragment.synced_buffers, strict=True):
+                synced.copy_(buffer)
+            if self.flying and self.fragment.start is None:
+                self.fragment.mix(self.means.mixing)
         self.closed(self.report)
-
-
-def _divide(total: Tensor, count: int) -> Tensor:
-    """In place. Multiplying by the inverse of a power of two is exact too, and several times faster than dividing."""
-    if count & (count - 1) == 0:
-        return total.mul_(1.0 / count) if count > 1 else total
-    return total.div_(count)
 
 
 def _cosine(own: float, distance: float, merged: float) -> float:

@@ -28,6 +28,13 @@ def merged(contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total / len(parts)
 
 
+def divide(total: Tensor, count: int) -> Tensor:
+    """In place. Multiplying by the inverse of a power of two is exact too, and several times faster than dividing."""
+    if count & (count - 1) == 0:
+        return total.mul_(1.0 / count) if count > 1 else total
+    return total.div_(count)
+
+
 def outer_step(
     outer: OuterOptimizer,
     anchor: Tensor,

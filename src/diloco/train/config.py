@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 
 from diloco.errors import BadInput
 from diloco.outer import optimizers, rates
-from diloco.outer.merge import MERGES
 from diloco.train.data.config import DataConfig
 from diloco.train.inner import InnerConfig
 from diloco.train.sizes import get_size
+from diloco.train.wire_options import WireOptions
 
 Method = Literal["diloco", "dp", "local-sgd"]
 OuterName = Literal["nesterov", "heavyball", "sgd", "adam", "average"]
@@ -85,7 +85,7 @@ class OuterConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(WireOptions):
     """One run of `diloco train`."""
 
     method: Method = "diloco"
@@ -96,12 +96,6 @@ class TrainConfig:
     article."""
     hf: str = ""
     """A Hugging Face causal language model instead of a size: a local folder or a hub name (extra [hf])."""
-    replicas: int = 4
-    """M. Simulated in one process in lock step; under torchrun one per rank, so leave it out or give the world size."""
-    sync_every: int = 30
-    """H: inner steps between two outer steps."""
-    merge: str = "mean"
-    """mean, or tokens: weigh the replicas by the tokens they trained on."""
     batch_tokens: int = 512
     """B: tokens per inner step over all replicas together."""
     tokens: int = 0
@@ -146,13 +140,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _require(self.method in get_args(Method), "method", self.method, f"one of {', '.join(get_args(Method))}")
-        _require(self.merge in MERGES, "merge", self.merge, f"one of {', '.join(MERGES)}")
         _require(self.precision in ("fp32", "bf16"), "precision", self.precision, "fp32 or bf16")
         for name, least in _LEAST.items():
             _require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
         _require(math.isfinite(self.z_loss) and self.z_loss >= 0, "z_loss", self.z_loss, "a finite number of 0 or more")
         _require(self.seed < 2**63, "seed", self.seed, "less than 2**63")
         _require(bool(self.runs), "runs", repr(self.runs), "a folder, . for this one")
+        self.check_wire()
         plain = self.name == Path(self.name).name and self.name.isprintable() and len(self.name.encode()) <= 200
         _require(plain and self.name not in (".", ".."), "name", repr(self.name), "one folder's name, without a slash")
         if not self.hf:
@@ -201,8 +195,7 @@ class TrainConfig:
             ]
             if outer.schedule == "constant" and outer.floor != default.floor:
                 found.append("outer.floor has no effect with outer.schedule constant")
-        if self.method == "dp" and self.merge != "mean":
-            found.append("merge has no effect with method dp")
+        found += self.ignored_on_the_wire(self.method)
         if self.method == "dp" and self.anchor_device:
             found.append("anchor_device has no effect with method dp")
         if self.hf and self.size != TrainConfig().size:
@@ -219,7 +212,8 @@ _WITHOUT_EFFECT = {
 }
 
 _LEAST = {
-    "replicas": 1, "sync_every": 1, "batch_tokens": 1, "tokens": 0, "steps": 0, "seed": 0, "eval_every": -1,
+    "replicas": 1, "sync_every": 1, "sites": 1, "site_every": 0, "batch_tokens": 1,
+    "tokens": 0, "steps": 0, "seed": 0, "eval_every": -1,
     "eval_sequences": 1, "checkpoint_every": 0, "keep": 0, "stop_at": 0, "threads": 0,
 }  # fmt: skip
 

@@ -66,8 +66,11 @@ class Job:
         self.total_steps = config.total_steps(self.params.params)
         self.last_step = min(config.stop_at or self.total_steps, self.total_steps)
         self._check_batches()
-        self.replicas: list[Replica] = build_replicas(config, self.data, model, self.total_steps, world, self._on_round)
         self.checkpoints: Path = run_path(config) / runfolder.CHECKPOINTS
+        self.replicas: list[Replica] = build_replicas(
+            config, self.data, model, self.total_steps, world, self._on_round, self._on_interval,
+            resume.codec_of(self.checkpoints, config),
+        )  # fmt: skip
         self.evaluations: dict[int, Evaluation] = {}
         self.rows: list[torch.Tensor] = []
         self.first_unlogged = 0
@@ -83,6 +86,8 @@ class Job:
         if self.config.resume:
             step, notes = self.world.together(self._resume)
         self.world.together(lambda: self._open_run(step))
+        if step == 0 and self.replicas[0].sync and self.replicas[0].sync.codec_choice:
+            notes.append(str(self.replicas[0].sync.codec_choice))
         if self.run:
             for text in notes:
                 self.run.note(step, text)
@@ -118,7 +123,7 @@ class Job:
         self.evaluations[step] = result
         self.progress.evaluated(step, result)
         if self.run:
-            self.run.evaluation(step, result)
+            self.run.evaluation(step, result, self.world.virtual_s)
 
     def checkpoint_due(self, step: int) -> bool:
         every = self.config.checkpoint_every * self.config.sync_every
@@ -202,6 +207,10 @@ class Job:
         if self.run:
             self.run.round(report)
             self.progress.synced(report)
+
+    def _on_interval(self, step: int, every: int, noise: float | None) -> None:
+        if self.run:
+            self.run.log.write("interval", step, sync_every=every, noise=noise)
 
     def _log_window(self) -> None:
         """Collects the losses since the last call from all replicas: one small message a window, none between syncs."""

@@ -1,4 +1,4 @@
-"""The progress bar: loss, tokens/s, next sync, bytes sent."""
+"""The progress bar: loss, tokens/s, bytes sent and how fast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
-from diloco.outer.round import RoundReport
+from diloco.outer.report import RoundReport
 from diloco.train.config import TrainConfig
 from diloco.train.evaluate import Evaluation
 
@@ -34,7 +34,7 @@ class Progress:
             disable=not (show and self.console.is_terminal),
         )
         self.task = self.bar.add_task("data", total=None, status="", start=True)
-        self.heldout, self.bytes_sent, self.shown_at = "", 0, 0.0
+        self.heldout, self.bytes_sent, self.wire_s, self.shown_at = "", 0, 0.0, 0.0
         self.begun_at, self.begun_step = time.perf_counter(), 0
 
     def __enter__(self) -> Progress:
@@ -56,6 +56,7 @@ class Progress:
 
     def synced(self, report: RoundReport) -> None:
         self.bytes_sent += report.bytes_sent
+        self.wire_s += report.wire_s
         if report.left_out:
             self.say(
                 f"round {report.round}: replica {report.left_out} was not finite; left out and reset from the anchor"
@@ -83,6 +84,6 @@ class Progress:
         parts += [self.heldout] if self.heldout else []
         parts.append(f"{rate:,.0f} tokens/s")
         if self.config.method != "dp":
-            parts.append(f"sync in {self.config.sync_every - step % self.config.sync_every}")
             parts.append(f"sent {self.bytes_sent / 1e6:.1f} MB")
+            parts += [f"at {8e-6 * self.bytes_sent / self.wire_s:,.0f} Mbit/s"] if self.wire_s > 0 else []
         return "  ".join(parts)

@@ -12,14 +12,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from diloco.outer.late import LATE
 from diloco.outer.optimizers import Average
-from diloco.outer.round import RoundReport
+from diloco.outer.report import RoundReport
 from diloco.sync import DiLoCo
 from diloco.train.config import TrainConfig
 from diloco.train.data import Data
 from diloco.train.inner import build_inner, clip_gradients, lr_at, set_lr
 from diloco.train.loss import lm_loss
 from diloco.train.world import World
+from diloco.wire.exchange import sum_bytes
 
 
 class Replica:
@@ -40,16 +42,21 @@ class Replica:
 
         The optimizer's step hook runs a round where one is due.
         """
+        self.world.exchange.step_begins()
         set_lr(self.optimizers, lr_at(step, self.total_steps, self.config.inner))
         nll_S = torch.stack([self._backward(step, shard) for shard in self.shards])
         if self.sync is None:
+            self.world.exchange.step_ends(*self.shards)
             self._average_gradients()
+            self.world.exchange.step_begins()
         norm = clip_gradients(self.model, self.config.inner.clip)
         if self.sync is not None:
             self.sync.count_tokens(self.config.batch_tokens // self.world.replicas)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        if self.sync is None:
+            self.world.exchange.step_ends(*self.shards)
         return torch.stack([nll_S, norm.to(nll_S.device).expand_as(nll_S)], dim=1)
 
     def finish(self) -> None:
@@ -78,7 +85,9 @@ class Replica:
         """Synchronous data parallel: the mean gradient over all shards, summed in shard order in one process and in
         many."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if self.world.distributed:
+        if not self.world.distributed:
+            self.world.exchange.pass_time(sum_bytes(sum(g.nbytes for g in gradients), self.world.replicas))
+        else:
             total = self.world.exchange.sum(torch.cat([g.flatten() for g in gradients]))
             for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
                 gradient.copy_(part.view_as(gradient))
@@ -97,9 +106,11 @@ def build_replicas(
     total_steps: int,
     world: World,
     on_round: Callable[[RoundReport], None],
+    on_interval: Callable[[int, int, float | None], None],
+    codec: str,
 ) -> list[Replica]:
     """This process's replicas, all from the same initial weights. `on_round` hears of every round once in each
-    process."""
+    process, `on_interval` of every change of H; `codec` is the configured one, or what it was before a resume."""
     facts = {
         "tokenizer": data.tokenizer.fingerprint,
         "data": data.fingerprint,
@@ -117,13 +128,18 @@ def build_replicas(
         replica.sync = DiLoCo(
             replica.model,
             replica.optimizers,
-            sync_every=config.sync_every,
+            sync_every=config.build_interval(total_steps),
             outer=outer,
+            fragments=config.build_fragments(),
+            overlap=config.build_overlap(),
+            mixing=config.mixing if config.build_overlap() not in (0, *LATE) else 0.0,
+            codec=codec,
             merge=config.merge,
             exchange=world.exchange,
             anchor_device=config.anchor_device or None,
             facts=facts,
             on_round=on_round if index == 0 else None,
+            on_interval=on_interval if index == 0 else None,
         )
         replicas.append(replica)
     return replicas

@@ -19,7 +19,7 @@ from diloco.train.replica import Replica
 from diloco.train.world import World
 from diloco.watch import runfolder
 
-FORMAT = 1
+FORMAT = 2
 
 # What may change between two legs of one run; anything else would make it another run.
 FREE = (
@@ -34,6 +34,7 @@ FREE = (
     "name",
     "resume",
     "anchor_device",
+    "link",
     "data.cache_dir",
 )
 
@@ -71,10 +72,20 @@ def save(
         "replicas": config.replicas,
         "config": to_dict(config),
         "config_hash": config_hash(config),
+        "codec": replicas[0].sync.codec.name if replicas[0].sync is not None else None,
+        "clock": world.exchange.clock.state_dict() if world.virtual_s is not None else None,
     }
     return checkpoint.commit(
         root, step, [checkpoint.PartInfo(**p) for own in everyone for p in own], meta, keep=config.keep
     )
+
+
+def codec_of(root: Path, config: TrainConfig) -> str:
+    """The configured codec; where that is `auto` and there is a run to resume, what was chosen at its start."""
+    if config.codec != "auto" or not config.resume:
+        return config.codec
+    path, _ = checkpoint.latest_whole(root)
+    return (path and read_manifest(path)["meta"].get("codec")) or config.codec
 
 
 def _refuse_nonfinite(trees: dict, step: int, world: World) -> None:
@@ -116,7 +127,9 @@ def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica])
     trees, _ = checkpoint.load(path, ["global", *sorted(set(names))], verify=False)  # latest_whole has just verified it
     for name, replica in zip(names, replicas, strict=True):
         _check_complete(path / name, trees[name], replica, just_reset=_just_reset(trees["global"], name, meta["step"]))
-        _restore(replica, trees[name], trees["global"])
+        _restore(replica, trees[name], trees["global"], with_local=config.method == "dp" or saved == config.replicas)
+    if world.virtual_s is not None and meta.get("clock") and saved == config.replicas:
+        world.exchange.clock.load_state_dict(meta["clock"])
     if world.main:
         checkpoint.drop_after(root, meta["step"])
     notes = [f"skipped a damaged checkpoint: {reason}" for reason in skipped]
@@ -128,7 +141,8 @@ def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica])
 def _replica_tree(replica: Replica) -> dict:
     tree = {"model": replica.model.state_dict(), "optimizers": [o.state_dict() for o in replica.optimizers]}
     if replica.sync is not None:
-        tree["counts"] = replica.sync.state_dict()["counts"]
+        state = replica.sync.state_dict()
+        tree |= {key: state[key] for key in ("counts", "local")}
     return tree
 
 
@@ -145,7 +159,7 @@ def _weights(tree: dict) -> dict:
 
 def _check_complete(part: Path, tree: dict, replica: Replica, just_reset: bool) -> None:
     """Raises BadInput where a part would restore less than it should: moments that start from zero shock the loss."""
-    wanted = ["model", "optimizers", *(["counts"] if replica.sync is not None else [])]
+    wanted = ["model", "optimizers", *(["counts", "local"] if replica.sync is not None else [])]
     missing = [key for key in wanted if key not in tree]
     if not missing and not just_reset and len(tree["optimizers"]) == len(replica.optimizers):
         missing = [f"optimizers/{i}/state" for i, saved in enumerate(tree["optimizers"]) if not saved.get("state")]
@@ -158,16 +172,18 @@ def _check_complete(part: Path, tree: dict, replica: Replica, just_reset: bool) 
 def _just_reset(shared: dict, name: str, step: int) -> bool:
     """Whether the replica was reset in a round at this very step, which clears moments that were not finite."""
     last = shared["rounds"][-1] if shared.get("rounds") else None
-    return last is not None and last["step"] == step and name in [f"replica-{m}" for m in last["left_out"]]
+    return last is not None and last["landed_step"] == step and name in [f"replica-{m}" for m in last["left_out"]]
 
 
-def _restore(replica: Replica, tree: dict, shared: dict) -> None:
+def _restore(replica: Replica, tree: dict, shared: dict, with_local: bool) -> None:
+    """`with_local`: what a replica has not got across yet is its own, and means nothing to another number of them."""
     replica.model.load_state_dict(tree["model"])
     for optimizer, state in zip(replica.optimizers, tree["optimizers"], strict=True):
         # Torch keeps the very tensors it is given, and several replicas may be restored from one part.
         optimizer.load_state_dict(copy.deepcopy(state))
     if replica.sync is not None:
-        replica.sync.load_state_dict({**shared, "counts": tree["counts"]})
+        own = {key: tree[key] for key in ("counts", *(("local",) if with_local else ()))}
+        replica.sync.load_state_dict({**shared, **own})
 
 
 def _change_replicas(replicas: list[Replica], saved: int) -> list[str]:

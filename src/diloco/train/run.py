@@ -16,7 +16,7 @@ from torch import Tensor
 
 import diloco
 from diloco.errors import BadInput
-from diloco.outer.round import RoundReport
+from diloco.outer.report import RoundReport
 from diloco.train.config import TrainConfig, config_hash, to_dict
 from diloco.train.evaluate import Evaluation
 from diloco.watch import runfolder
@@ -82,8 +82,10 @@ class Run:
         self.log.write("note", step, text=text)
 
     def round(self, report: RoundReport) -> None:
+        """At the step it landed, so that a resume from before that writes it once."""
         values = dataclasses.asdict(report)
-        self.log.write("round", values.pop("step"), **values)
+        sent_step = values.pop("step")
+        self.log.write("round", values.pop("landed_step"), sent_step=sent_step, **values)
 
     def window(self, first_step: int, rows_MS2: Tensor, lrs: Sequence[float], seconds: float) -> None:
         """Train events for a window of S steps: `rows_MS2` holds [nll, gradient norm] of every replica and step."""
@@ -102,10 +104,11 @@ class Run:
                 tokens_per_s=rate,
             )
 
-    def evaluation(self, step: int, result: Evaluation) -> None:
-        self.log.write(
-            "eval", step, tokens=step * self.config.batch_tokens, weights="global", **dataclasses.asdict(result)
-        )
+    def evaluation(self, step: int, result: Evaluation, virtual_s: float | None = None) -> None:
+        values = {"tokens": step * self.config.batch_tokens, "weights": "global", **dataclasses.asdict(result)}
+        if virtual_s is not None:
+            values["virtual_s"] = virtual_s
+        self.log.write("eval", step, **values)
 
     def finish(self, receipt: dict[str, Any], row: dict[str, Any] | None) -> None:
         self.log.close()

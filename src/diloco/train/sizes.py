@@ -47,6 +47,7 @@ _CPU_LADDER = {  # named for their parameters at the byte vocabulary of 256
     "300k": (4, 5, 80),
     "1m": (5, 4, 128),
     "3m": (5, 7, 224),
+    "10m": (8, 10, 320),
 }
 _SCALING_LAWS_PAPER = {  # arXiv:2503.09799 Table 3, vocabulary 32768
     "35m": (6, 8, 512),

@@ -16,6 +16,7 @@ from torch import Tensor
 from diloco.errors import BadInput
 from diloco.train.config import TrainConfig
 from diloco.wire.collective import Collective
+from diloco.wire.hierarchical import Hierarchical
 from diloco.wire.local import Local
 
 T = TypeVar("T")
@@ -40,6 +41,11 @@ class World:
     def main(self) -> bool:
         """Whether this process writes the run folder."""
         return 0 in self.mine
+
+    @property
+    def virtual_s(self) -> float | None:
+        """What the run would have taken so far over the link it simulates; None where it simulates none."""
+        return self.exchange.clock.elapsed_s if isinstance(self.exchange, Local) and self.exchange.clock else None
 
     def gather(self, rows: Tensor) -> Tensor:
         """[len(mine), ...] in each process -> [M, ...] in all."""
@@ -90,7 +96,8 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
         raise BadInput(f"threads is {config.threads}: this machine has {os.cpu_count()} cores, so give at most that")
     set_threads(config.threads)
     if processes is None:
-        yield World(Local(config.replicas), tuple(range(config.replicas)), device)
+        local = _in_sites(Local(config.replicas, config.build_link()), config)
+        yield World(local, tuple(range(config.replicas)), device)
         return
     if processes != config.replicas:
         raise BadInput(
@@ -108,10 +115,16 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
             f"the processes cannot meet at {address} ({error}): choose a free port with torchrun --master-port"
         ) from error
     try:
-        exchange = Collective()
+        exchange = _in_sites(Collective(link=config.build_link()), config)
         yield World(exchange, (exchange.rank,), device)
     finally:
         dist.destroy_process_group()
+
+
+def _in_sites(exchange: Local | Collective, config: TrainConfig) -> Local | Collective:
+    if config.sites == 1:
+        return exchange
+    return Hierarchical(exchange, sites=config.sites, every=config.site_every)
 
 
 def pick_device(name: str) -> torch.device:

@@ -4,9 +4,12 @@ A non-finite value is written as described in `strict`. A line torn by a killed 
 off by the next writer. The kinds that a training run writes:
 
     train       tokens, loss, loss_per_replica, inner_lr, grad_norm, tokens_per_s
-    eval        tokens, loss, loss_se, bits_per_byte, weights ("global", "replica 0", ...)
-    round       round, committed, partial, steps, left_out, spread_median, spread_max, cosine_median,
-                outer_gradient_norm, outer_update_norm, outer_lr, checksum, bytes_sent, wire_s, wait_s
+    eval        tokens, loss, loss_se, bits_per_byte, weights ("global", "replica 0", ...); virtual_s (over a
+                simulated link)
+    round       at the step it landed: round, fragment, sent_step, committed, partial, steps, left_out, spread_median,
+                spread_max, cosine_median, noise, outer_gradient_norm, outer_update_norm, outer_lr, checksum,
+                bytes_sent, site_bytes_sent, encode_s, wire_s, wait_s, stall_s
+    interval    sync_every, noise
     checkpoint  path
     note        text
 """

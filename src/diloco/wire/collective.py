@@ -21,44 +21,78 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diloco.errors import BadInput
+from diloco.outer.dialogue import Collect, Dialogue, Gather, Members, Pipeline, Request, Spread, Sum, Swap, Topology
 from diloco.outer.fragment import bit_sum
-from diloco.outer.round import Mismatch, Round
-from diloco.wire.exchange import Facts, check_equal, gather_bytes, sum_bytes
+from diloco.outer.report import Mismatch
+from diloco.wire.background import Background, Pending
+from diloco.wire.exchange import Facts, Flight, Job, Message, check_equal
+from diloco.wire.link import Link, Throttle
+from diloco.wire.local import reply as alone
+from diloco.wire.meter import Meter
 
 # Buckets on their way at once: the next is computed, and the last applied, while one travels.
 IN_FLIGHT = 3
 
+# A group's use: rounds may be under way while the caller's own thread sends something.
+ROUNDS, OWN = "rounds", "own"
+
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+
+Finish = Callable[[], "Tensor | None"]
 
 
 class Collective:
-    """`group`: the ranks that are replicas of one another; all ranks by default. A group of its own is made from them.
+    """`group`: the ranks that are replicas of one another; all ranks by default. Groups of its own are made from them.
 
-    `timeout_s` bounds one wait for the slowest replica, not the silence between syncs.
+    `timeout_s` bounds one wait for the slowest replica, not the silence between syncs. `link` makes the messages as
+    slow as that link, without root. `on_message` is told of every message of a round, in the thread that carried it.
     Raises BadInput where torch.distributed is not initialised.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float = 1800.0) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float = 1800.0,
+        link: Link | None = None,
+        on_message: Callable[[Message], None] | None = None,
+    ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise BadInput(
                 "Collective needs torch.distributed: call torch.distributed.init_process_group() first, or use Local() "
                 "for one process"
             )
-        ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-        everyone = len(ranks) == dist.get_world_size()
-        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), use_local_synchronization=not everyone)
-        # Gloo aborts the process when a group lives until the interpreter is torn down, so it is let go just before.
-        self._held = [group]
-        weakref.finalize(self, self._held.clear)
-        self.replicas = len(ranks)
+        self._ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+        self._timeout, self.on_message = timedelta(seconds=timeout_s), on_message
+        self.replicas = len(self._ranks)
+        everyone = tuple(range(self.replicas))
+        self.topology, self.site_every = Topology((everyone,)), 0
+        self._groups = {(use, everyone): self._new_group(everyone) for use in (ROUNDS, OWN)}
+        # Gloo aborts the process when a group lives until the interpreter is torn down, so they are let go just before.
+        weakref.finalize(self, self._groups.clear)
         self.rank = dist.get_rank(self.group)
-        self._buffers: Tensor | None = None
         on_gpu = "nccl" in dist.get_backend(self.group)
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        self._throttle = Throttle(link) if link else None
+        self._background: Background | None = None
+        self._left_at = time.perf_counter()
+
+    def _new_group(self, members: Members) -> dist.ProcessGroup:
+        ranks = [self._ranks[m] for m in members]
+        everyone = len(ranks) == dist.get_world_size()
+        return dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=not everyone)
 
     @property
     def group(self) -> dist.ProcessGroup:
-        return self._held[0]
+        """All replicas, for what the caller's own thread sends."""
+        return self._groups[OWN, tuple(range(self.replicas))]
+
+    def arrange(self, topology: Topology, site_every: int) -> None:
+        """Divides the replicas into sites; see `Hierarchical`."""
+        self.topology, self.site_every = topology, site_every
+        for members in (topology.site_of(self.rank), topology.leaders):
+            if self.rank in members and len(members) > 1:
+                for use in (ROUNDS, OWN):
+                    self._groups[use, members] = self._groups.get((use, members)) or self._new_group(members)
 
     # -- before the first step
 
@@ -81,88 +115,126 @@ class Collective:
         """A wrong reduction is silent, so it is tried once with numbers whose sum is known exactly."""
         mine = torch.full((self.replicas,), float(self.rank + 1), device=self.device)
         expected = self.replicas * (self.replicas + 1) / 2
-        if (self._start_sum(mine)() != expected).any():
+        if (self.sum(mine) != expected).any():
             raise Mismatch(
                 f"the {dist.get_backend(self.group)} backend sums wrongly on this machine: try another backend or "
                 "another torch version"
             )
 
+    # -- the clock
+
+    def step_begins(self) -> None:
+        self._left_at = time.perf_counter()
+
+    def step_ends(self, *ranks: int) -> float:
+        return time.perf_counter() - self._left_at
+
     # -- a round
 
-    def run(self, rank: int, round: Round) -> None:
+    def run(self, rank: int, job: Job) -> None:
+        began = time.perf_counter()
+        if self._background and not job.apart:
+            self._background.drain()  # all replicas' rounds must keep one order
+        self._drive(job)
+        job.report.stall_s = time.perf_counter() - began
+        job.land()
+
+    def start(self, rank: int, job: Job) -> Flight:
+        self._background = self._background or Background(self.device)
+        return _Flight(job, self._background.start(lambda: self._drive(job)))
+
+    def _drive(self, job: Job) -> None:
         try:
-            self._run(rank, round)
+            self._converse(job)
         except ConnectionError as error:
-            raise ConnectionError(f"round {round.report.round} at inner step {round.report.step} {error}") from error
+            raise ConnectionError(f"round {job.report.round} at inner step {job.report.step} {error}") from error
 
-    def _run(self, rank: int, round: Round) -> None:
-        start = time.perf_counter()
-        header = round.header()
-        headers = self.gather(header)
-        arrived = time.perf_counter()
-        round.open(rank, headers)
-        flight: deque[tuple[int, int, Callable[[], Tensor]]] = deque()
-        for bucket in round.open_buckets:
-            buffer = self._buffer(round, bucket)
-            part = round.contribute(bucket, buffer)
-            buffer[len(part) :].zero_()
-            flight.append((bucket, len(part), self._start_sum(buffer)))
-            if len(flight) == IN_FLIGHT:
-                self._land(round, *flight.popleft())
-        while flight:
-            self._land(round, *flight.popleft())
-        trailer = round.trailer()
-        trailers = self.gather(trailer)
-        report, anchor = round.report, round.fragment.anchor
-        report.wait_s, report.wire_s = arrived - start, time.perf_counter() - arrived
-        payload = anchor.numel() * anchor.element_size() if report.committed else 0
-        report.bytes_sent = sum_bytes(payload, self.replicas) + gather_bytes(
-            header.nbytes + trailer.nbytes, self.replicas
-        )
-        round.close(trailers)
+    def _converse(self, job: Job) -> None:
+        meter = Meter(job.report, self.rank, self.topology, self.on_message, self.device)
+        talk, reply, use = job.talk(), None, OWN if job.apart else ROUNDS
+        while (request := _next(talk, reply, meter)) is not None:
+            if isinstance(request, Pipeline):
+                reply = self._pipeline(request, meter, use)
+            else:
+                reply = self._start(request, use)()
+                meter.blocked(request)
+        meter.settle()
 
-    def _buffer(self, round: Round, bucket: int) -> Tensor:
-        """One of IN_FLIGHT buffers kept between rounds: memory fresh from the system costs a page fault every 4 KiB."""
-        flat, dtype = round.fragment.flat, round.fragment.anchor.dtype
-        most = _round_up(min(flat.bucket_elements, flat.numel), self.replicas)
-        if self._buffers is None or self._buffers.shape[1] < most or self._buffers.dtype != dtype:
-            self._buffers = torch.empty(IN_FLIGHT, most, dtype=dtype, device=self.device)
-        lo, hi = round.buckets[bucket]
-        return self._buffers[bucket % IN_FLIGHT, : _round_up(hi - lo, self.replicas)]
+    def _pipeline(self, pipeline: Pipeline, meter: Meter, use: str) -> None:
+        """Which message comes next never depends on which arrived first, so it is the same on all replicas."""
+        flying: deque[tuple[Dialogue, Request, Finish]] = deque()
 
-    def _land(self, round: Round, bucket: int, length: int, finish: Callable[[], Tensor]) -> None:
-        round.absorb(bucket, finish()[:length])
+        def go_on(talk: Dialogue, reply: Tensor | None) -> None:
+            if (request := _next(talk, reply, meter)) is not None:
+                flying.append((talk, request, self._start(request, use)))
 
-    def _start_sum(self, buffer: Tensor) -> Callable[[], Tensor]:
-        """Starts the sum over the replicas of a buffer whose length M divides; the returned function waits for it."""
-        if self.replicas <= 2:
-            work = _reached(dist.all_reduce, buffer, group=self.group, async_op=True)
+        def land_first() -> None:
+            talk, request, finish = flying.popleft()
+            reply = finish()
+            meter.blocked(request)
+            go_on(talk, reply)
 
-            def finish() -> Tensor:
-                _reached(work.wait)
-                return buffer
+        for talk in pipeline.talks:
+            go_on(talk, None)
+            while len(flying) >= IN_FLIGHT:
+                land_first()
+        while flying:
+            land_first()
 
-            return finish
-        received = torch.empty_like(buffer)
-        work = _reached(dist.all_to_all_single, received, buffer, group=self.group, async_op=True)
+    # -- a message
 
-        def finish_in_order() -> Tensor:
+    def _start(self, request: Request, use: str) -> Finish:
+        """Starts it; the returned function waits for the reply."""
+        if len(request.members) == 1:
+            return lambda: alone([request])[0]
+        slow = self._throttle is not None and not self.topology.is_inside(request.members)
+        until = self._throttle.send(request.bytes_sent(self.rank), request.hops) if slow else None
+        finish = self._send(request, self._groups[use, request.members])
+
+        def wait() -> Tensor | None:
+            reply = finish()
+            if until is not None:
+                self._throttle.wait(until)
+            return reply
+
+        return wait
+
+    def _send(self, request: Request, group: dist.ProcessGroup) -> Finish:
+        values, count = request.values, len(request.members)
+        match request:
+            case Sum():
+                return _start_sum(values, group, count)
+            case Swap(sizes=sizes):
+                own = sizes[request.members.index(self.rank)]
+                received = values.new_empty(count, own)
+                work = _reached(
+                    dist.all_to_all_single, received.view(-1), values, [own] * count, list(sizes), group=group,
+                    async_op=True,
+                )  # fmt: skip
+            case Gather():
+                received = torch.empty((count, *values.shape), dtype=values.dtype, device=values.device)
+                work = _reached(_all_gather, received.view(-1), values.view(-1), group=group, async_op=True)
+            case Collect():
+                leads = self.rank == request.members[0]
+                received = values.new_empty(count, *values.shape) if leads else None
+                rows = list(received) if leads else None
+                work = _reached(dist.gather, values, rows, group=group, group_dst=0, async_op=True)
+            case Spread():
+                received = values
+                work = _reached(dist.broadcast, values, group=group, group_src=0, async_op=True)
+
+        def finish() -> Tensor | None:
             _reached(work.wait)
-            first, *others = received.view(self.replicas, -1)
-            for other in others:
-                first += other
-            _reached(_all_gather, buffer, first, group=self.group)
-            return buffer
+            return received
 
-        return finish_in_order
+        return finish
 
     # -- for callers with something of their own to say
 
     def gather(self, row: Tensor) -> Tensor:
         """A tensor of the same shape on each replica -> all of them, [M, *shape], on the CPU of all."""
-        line = row.reshape(-1).to(self.device)
-        lines = torch.empty(self.replicas * line.numel(), dtype=line.dtype, device=self.device)
-        _reached(_all_gather, lines, line, group=self.group)
+        everyone = tuple(range(self.replicas))
+        lines = self._start(Gather(row.reshape(-1).to(self.device), everyone), OWN)()
         return lines.view(self.replicas, *row.shape).cpu()
 
     def gather_json(self, value: object) -> list:
@@ -176,9 +248,56 @@ class Collective:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the replicas of a flat tensor, in replica order."""
-        padded = torch.zeros(_round_up(values.numel(), self.replicas), dtype=values.dtype, device=self.device)
+        length = -(-values.numel() // self.replicas) * self.replicas
+        padded = torch.zeros(length, dtype=values.dtype, device=self.device)
         padded[: values.numel()] = values
-        return self._start_sum(padded)()[: values.numel()].to(values.device)
+        total = self._start(Sum(padded, tuple(range(self.replicas))), OWN)()
+        return total[: values.numel()].to(values.device)
+
+
+class _Flight:
+    def __init__(self, job: Job, pending: Pending) -> None:
+        self.job, self._pending = job, pending
+
+    def wait(self) -> None:
+        began = time.perf_counter()
+        self._pending.wait()
+        self.job.report.stall_s += time.perf_counter() - began
+
+
+def _next(talk: Dialogue, reply: Tensor | None, meter: Meter) -> Request | Pipeline | None:
+    """The dialogue's next request, None at its end; what lies between is arithmetic."""
+    meter.resume()
+    try:
+        request = talk.send(reply)
+    except StopIteration:
+        request = None
+    meter.computed()
+    return request
+
+
+def _start_sum(buffer: Tensor, group: dist.ProcessGroup, count: int) -> Finish:
+    """The sum over the members of a buffer whose length their number divides, in rank order."""
+    if count == 2:
+        work = _reached(dist.all_reduce, buffer, group=group, async_op=True)
+
+        def finish() -> Tensor:
+            _reached(work.wait)
+            return buffer
+
+        return finish
+    received = torch.empty_like(buffer)
+    work = _reached(dist.all_to_all_single, received, buffer, group=group, async_op=True)
+
+    def finish_in_order() -> Tensor:
+        _reached(work.wait)
+        first, *others = received.view(count, -1)
+        for other in others:
+            first += other
+        _reached(_all_gather, buffer, first, group=group)
+        return buffer
+
+    return finish_in_order
 
 
 def _reached(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -190,7 +309,3 @@ def _reached(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
             f"lost contact with another replica ({error}): see the other replicas' logs, then resume all of them from "
             "the last checkpoint"
         ) from error
-
-
-def _round_up(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple

@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from diloco.errors import BadInput
-from diloco.outer.round import Round
+from diloco.outer.dialogue import Dialogue, Members, Topology
+from diloco.outer.report import RoundReport
 
 Facts = dict[str, object]
 
 
+class Job(Protocol):
+    """What an exchange drives for one replica: a `Round`, or a `SiteAverage`."""
+
+    members: Members
+    """The replicas that take part, in rank order."""
+    report: RoundReport
+    apart: bool
+    """Whether it may overtake jobs that are on their way. Its messages are then among the caller's own."""
+
+    def talk(self) -> Dialogue: ...
+
+    def land(self, step: int | None = None) -> None: ...
+
+
+class Flight(Protocol):
+    """A job on its way."""
+
+    def wait(self) -> None:
+        """Until its dialogue has ended. Raises what it raised."""
+        ...
+
+
 class Exchange(Protocol):
-    """Joins M replicas. `run` drives a round (see `outer/round.py`) on behalf of one replica."""
+    """Joins M replicas."""
 
     replicas: int
+    topology: Topology
+    device: torch.device | None
+    """Where messages are taken from; None for wherever the model is."""
+    site_every: int
+    """Inner steps between two averages inside a site; 0 for none."""
 
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         """Checks that all replicas state the same facts, copies replica 0's tensors into everybody's, returns this
@@ -26,7 +56,36 @@ class Exchange(Protocol):
         """
         ...
 
-    def run(self, rank: int, round: Round) -> None: ...
+    def run(self, rank: int, job: Job) -> None:
+        """Drives a job to its end, `land` included. In one process that comes when the last replica has called."""
+        ...
+
+    def start(self, rank: int, job: Job) -> Flight:
+        """Begins to drive a job while the replica goes on. The caller waits for it and lands it."""
+        ...
+
+    def step_begins(self) -> None:
+        """The caller is about to compute: what went before (an evaluation, a save) is no training time."""
+        ...
+
+    def step_ends(self, *ranks: int) -> float:
+        """The inner steps of these replicas are over. Returns the seconds that each took."""
+        ...
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message, as told to an exchange's `on_message`."""
+
+    kind: str
+    """Sum, Swap, Gather, Collect or Spread (see `outer/dialogue.py`)."""
+    members: Members
+    bytes_sent: int
+    """By this replica."""
+    wait_s: float
+    """Seconds its caller stood still for it. Virtual ones where a link is simulated in one process."""
+    round: int
+    fragment: int
 
 
 def check_equal(facts: list[Facts]) -> None:
@@ -57,8 +116,3 @@ def sum_bytes(payload_bytes: int, replicas: int) -> int:
     Each sends 1/M of the payload to every other replica, and its own summed share to every other.
     """
     return 2 * (replicas - 1) * payload_bytes // replicas
-
-
-def gather_bytes(payload_bytes: int, replicas: int) -> int:
-    """Bytes one replica sends so that every replica holds every payload."""
-    return (replicas - 1) * payload_bytes
