@@ -18,6 +18,7 @@ from diloco.outer.interval import Interval, as_interval
 from diloco.outer.late import Late
 from diloco.outer.merge import get_merge
 from diloco.outer.optimizers import Nesterov, OuterOptimizer, as_outer, describe
+from diloco.outer.pool import Pool
 from diloco.outer.report import RoundReport
 from diloco.outer.round import Means, Round
 from diloco.outer.schedule import Timetable
@@ -124,6 +125,7 @@ class DiLoCo:
             len(self.fragments),
         )  # fmt: skip
         self.lates = [Late(f, self.late == "eager", self.exchange.replicas) for f in self.fragments if self.late]
+        self._site_pool = Pool()  # not the rounds' own, which may be under way in another thread
         state.reset_counts(self)
         self._hooks = [o.register_step_post_hook(self._hook(i)) for i, o in enumerate(self.optimizers)] if hook else []
         self.exchange.step_begins()
@@ -264,6 +266,7 @@ class DiLoCo:
         )
         round = Round(fragment, self.means, report, self.tokens - fragment.sent_tokens, self._closed, flying)
         began = time.perf_counter()
+        self._settle(fragment)  # what it sent last is sent from the memory that the outer gradient is kept in
         round.prepare()
         self._land(lambda airborne: airborne.round.fragment is fragment)
         fragment.sent_step, fragment.sent_tokens = self.inner_step, self.tokens
@@ -317,7 +320,7 @@ class DiLoCo:
         flats: list[Flat] = [f.flat for f in self.fragments]
         site = self.exchange.topology.site_of(self.rank)
         report = RoundReport(round=0, step=self.inner_step, steps=self.exchange.site_every, partial=False)
-        average = SiteAverage(flats, site, self.means.pool, report, self._site_averaged)
+        average = SiteAverage(flats, site, self._site_pool, report, self._site_averaged)
         self.exchange.run(self.rank, average)
 
     def _site_averaged(self, report: RoundReport) -> None:
@@ -332,10 +335,11 @@ class DiLoCo:
         """The inner step up to which all fragments have been sent."""
         return min(f.sent_step for f in self.fragments)
 
-    def _settle(self) -> None:
-        """Waits for what is under way, so that the anchors are those after it; nothing lands."""
+    def _settle(self, fragment: Fragment | None = None) -> None:
+        """Waits for what is under way, of one fragment or of all, so that the anchors are those after it; nothing
+        lands."""
         for airborne in self.airborne:
-            if airborne.flight:
+            if airborne.flight and fragment in (None, airborne.round.fragment):
                 airborne.flight.wait()
 
     def anchor(self) -> dict[str, Tensor]:

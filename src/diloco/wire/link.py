@@ -85,6 +85,7 @@ def _quantity(text: str, units: dict[str, float]) -> float | None:
 
 def _written(value: float, units: dict[str, float]) -> str:
     """In the largest unit of which there is at least one, else in the smallest."""
+    value = float(f"{value:.12g}")
     name, unit = next(((n, u) for n, u in units.items() if value >= u), list(units.items())[-1])
     return f"{value / unit:.12g}{name}"
 
