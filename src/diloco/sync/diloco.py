@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from diloco.outer.codec import Codec, get_codec
-from diloco.outer.flat import Flat
 from diloco.outer.fragment import BUCKET_BYTES, Fragment, weighted
 from diloco.outer.fragments import as_fragmentation
 from diloco.outer.fragments import describe as describe_fragments
@@ -188,8 +187,8 @@ class DiLoCo:
         self._land(lambda airborne: airborne.lands_at == self.inner_step)
         self._begin_cycle()
         due = self.timetable.due(self.inner_step)
-        if self._site_average_due(due):
-            self._average_site()
+        if self.exchange.site_every and self.inner_step % self.exchange.site_every == 0:
+            self._average_site([f for f in self.fragments if f.index not in due])
         for index in due:
             self._send(self.fragments[index])
         self.exchange.step_begins()
@@ -310,17 +309,13 @@ class DiLoCo:
 
     # -- inside a site
 
-    def _site_average_due(self, due: list[int]) -> bool:
-        """Not where a round of all fragments is due, which averages the site too."""
-        every = self.exchange.site_every
-        whole = len(due) == len(self.fragments) and not self.overlap and not self.late
-        return bool(every) and self.inner_step % every == 0 and not whole
-
-    def _average_site(self) -> None:
-        flats: list[Flat] = [f.flat for f in self.fragments]
+    def _average_site(self, fragments: list[Fragment]) -> None:
+        """Of the fragments that no round takes up at this step: those are merged over all sites."""
+        if not fragments:
+            return
         site = self.exchange.topology.site_of(self.rank)
         report = RoundReport(round=0, step=self.inner_step, steps=self.exchange.site_every, partial=False)
-        average = SiteAverage(flats, site, self._site_pool, report, self._site_averaged)
+        average = SiteAverage([f.flat for f in fragments], site, self._site_pool, report, self._site_averaged)
         self.exchange.run(self.rank, average)
 
     def _site_averaged(self, report: RoundReport) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diloco.errors import BadInput
-from diloco.outer.dialogue import Collect, Dialogue, Gather, Pipeline, Request, Spread, Sum, Swap, Topology
+from diloco.outer.dialogue import Collect, Dialogue, Gather, Members, Pipeline, Request, Spread, Sum, Swap, Topology
 from diloco.outer.report import Mismatch
 from diloco.wire.exchange import Facts, Job, Message, check_equal
 from diloco.wire.link import Link, VirtualClock
@@ -180,7 +180,8 @@ class _Lockstep:
             return dict.fromkeys(asked)
         replies: dict[int, Tensor | None] = {}
         for index, request in asked.items():
-            peers = [i for i, r in asked.items() if not isinstance(r, Pipeline) and r.members == request.members]
+            # In rank order: one that waits already was asked for first.
+            peers = sorted(i for i, r in asked.items() if _among(r, request.members))
             if index == peers[0] and len(peers) == len(request.members):
                 replies |= zip(peers, self._exchange(peers, [asked[i] for i in peers]), strict=True)
         return replies
@@ -199,6 +200,10 @@ class _Lockstep:
         for index, request in zip(peers, requests, strict=True):
             self.meters[index].blocked(request, waited_s)
         return replies
+
+
+def _among(request: Request | Pipeline, members: Members) -> bool:
+    return not isinstance(request, Pipeline) and request.members == members
 
 
 def reply(requests: Sequence[Request]) -> list[Tensor | None]:
