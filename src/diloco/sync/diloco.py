@@ -98,30 +98,26 @@ class DiLoCo:
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         self.outer: OuterOptimizer = as_outer(outer)
         self.overlap, self.late = checks.check_flight(overlap, mixing, self.interval, self.outer)
-        self.mixing, self.counters, merging = mixing, counters, get_merge(merge)
+        self.mixing, self.counters, self.merge = mixing, counters, get_merge(merge)
         self.on_round, self.on_interval = on_round, on_interval
         self.tensors = roster(model)
         checks.check_optimizers(self.optimizers, self.tensors.trained)
         device, max_counters = checks.as_device(anchor_device), checks.check_counters(counters)
         checks.check_bucket_bytes(bucket_bytes)
         self.fragmentation = as_fragmentation(fragments)
-        self.codec: Codec = get_codec("fp32" if codec == "auto" else codec)
         self.exchange = exchange or (Collective() if dist.is_available() and dist.is_initialized() else Local(1))
-        checks.check_merge(merging, self.exchange)
+        checks.check_merge(self.merge, self.exchange)
         self.codec_choice: Choice | None = None
-        if codec == "auto":
-            self.codec_choice = choose_codec(self.exchange, sum(t.numel() for t in self.tensors.trained.values()))
-            self.codec = self.codec_choice.codec
+        self.codec = self._codec(codec)
         self.fragments = build_fragments(
-            model, self.tensors, self.fragmentation, self.outer, merging.embeddings_apart, device, bucket_bytes,
+            model, self.tensors, self.fragmentation, self.outer, self.merge.embeddings_apart, device, bucket_bytes,
             self.codec.block,
         )  # fmt: skip
         self.timetable = Timetable.begin(len(self.fragments), self.interval.at(0, 0, None), offsets)
-        self.rank = self._join(merging.name, {**(facts or {}), "offsets": offsets and list(offsets)})
-        wire_device = self.exchange.device or self.fragments[0].anchor.device
+        self.rank = self._join({**(facts or {}), "offsets": offsets and list(offsets)})
         self.means = Means(
-            self.codec, merging, self.exchange.topology, self.rank, wire_device, mixing, max_counters,
-            len(self.fragments),
+            self.codec, self.merge, self.exchange.topology, self.rank,
+            self.exchange.device or self.fragments[0].anchor.device, mixing, max_counters, len(self.fragments),
         )  # fmt: skip
         self.lates = [Late(f, self.late == "eager", self.exchange.replicas) for f in self.fragments if self.late]
         self._site_pool = Pool()  # not the rounds' own, which may be under way in another thread
@@ -131,7 +127,16 @@ class DiLoCo:
 
     # -- before the first step
 
-    def _join(self, merge: str, extra: Facts) -> int:
+    def _codec(self, spec: str) -> Codec:
+        if spec != "auto":
+            codec = get_codec(spec)
+        self.exchange.agree({"codec": spec})
+        if spec == "auto":
+            self.codec_choice = choose_codec(self.exchange, sum(t.numel() for t in self.tensors.trained.values()))
+            codec = self.codec_choice.codec
+        return codec
+
+    def _join(self, extra: Facts) -> int:
         facts = {
             "sync_every": self.sync_every if self.interval.shortest == self.interval.longest else repr(self.interval),
             "outer": describe(self.outer),
@@ -139,7 +144,7 @@ class DiLoCo:
             "overlap": self.late or self.overlap,
             "mixing": self.mixing,
             "codec": self.codec.name,
-            "merge": merge,
+            "merge": self.merge.name,
             "counters": self.counters,
             "sites": [list(site) for site in self.exchange.topology.sites],
             "site_every": self.exchange.site_every,

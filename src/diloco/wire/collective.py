@@ -88,6 +88,7 @@ class Collective:
 
     def arrange(self, topology: Topology, site_every: int) -> None:
         """Divides the replicas into sites; see `Hierarchical`."""
+        self.agree({"sites": [list(site) for site in topology.sites], "site_every": site_every})
         self.topology, self.site_every = topology, site_every
         for members in (topology.site_of(self.rank), topology.leaders):
             if self.rank in members and len(members) > 1:
@@ -96,9 +97,12 @@ class Collective:
 
     # -- before the first step
 
+    def agree(self, facts: Facts) -> None:
+        check_equal(self.gather_json(facts))
+
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         self._check_sum()
-        check_equal(self.gather_json(facts))
+        self.agree(facts)
         for tensor in tensors:
             travelling = tensor.to(self.device)
             _reached(dist.broadcast, travelling, group_src=0, group=self.group)

@@ -48,6 +48,10 @@ class Exchange(Protocol):
     site_every: int
     """Inner steps between two averages inside a site; 0 for none."""
 
+    def agree(self, facts: Facts) -> None:
+        """Checks that all replicas state the same facts, ahead of messages that hang upon them. Raises BadInput."""
+        ...
+
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         """Checks that all replicas state the same facts, copies replica 0's tensors into everybody's, returns this
         replica's rank.

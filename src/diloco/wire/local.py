@@ -50,6 +50,9 @@ class Local:
         """Divides the replicas into sites; see `Hierarchical`."""
         self.topology, self.site_every = topology, site_every
 
+    def agree(self, facts: Facts) -> None:
+        """Nothing hangs upon it in one process; `join` compares them."""
+
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         if len(self._facts) == self.replicas:
             raise BadInput(
