@@ -125,7 +125,7 @@ class Topology:
 
     @property
     def everyone(self) -> Members:
-        return tuple(rank for site in self.sites for rank in site)
+        return tuple(sorted(rank for site in self.sites for rank in site))
 
     @property
     def leaders(self) -> Members:

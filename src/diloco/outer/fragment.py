@@ -66,6 +66,8 @@ class Fragment:
         late)."""
         self.taken: Tensor | None = None
         """The outer gradient as it was when it was last sent."""
+        self.left: Tensor | None = None
+        """The weights as they were then, where the replica is to be rebased."""
         self.residual: Tensor | None = None
         """Error feedback: what this replica has not got across yet."""
         self.outer_steps = self.sent_step = self.sent_tokens = 0
@@ -85,8 +87,10 @@ class Fragment:
         """out[: hi - lo] = the replica's outer gradient: where its window started, minus where it is."""
         self.flat.drift(self.anchor if self.start is None else self.start, lo, hi, out)
 
-    def take(self) -> Tensor:
+    def take(self, weights_too: bool = False) -> Tensor:
         """Keeps the outer gradient as it is now, since the replica will go on while it travels."""
+        if weights_too:
+            self.left = self.flat.read(self.anchor.dtype, self.anchor.device)
         if self.taken is None:
             self.taken = torch.empty_like(self.anchor)
         self.drift(0, self.flat.numel, self.taken)
@@ -102,6 +106,14 @@ class Fragment:
                 weights.copy_(weights.to(anchor.dtype) * mixing + anchor * (1 - mixing))
         if mixing == 0:
             self.restart()
+
+    def rebase(self) -> None:
+        """Carries the inner steps taken since the fragment was sent over to the new anchor."""
+        for lo, hi in slices(0, self.flat.numel):
+            for start, stop, weights in self.flat.pieces(lo, hi):
+                moved = weights.to(self.anchor.device, self.anchor.dtype) - self.left[start:stop]
+                weights.copy_(self.anchor[start:stop] + moved)
+        self.left = None
 
     def restart(self) -> None:
         """Restarts the replica from the anchor, or from its `start`."""

@@ -156,8 +156,9 @@ class Reduction:
         torch.sub(values, said, out=said)
 
     def _remember_merge(self, merged: Tensor, payload: Tensor, first: int) -> None:
-        """What the owner's encoding of the merge lost is missing from the sum `count` times over."""
-        if self.residual is None or not self._contributes or not self.merge.linear:
+        """What the owner's encoding of the merge lost is missing from the sum `count` times over, whether or not the
+        owner itself took part."""
+        if self.residual is None or not self.merge.linear:
             return
         said = torch.empty_like(merged)
         self.codec.decode(payload, said, Key(self.seed, first))
@@ -170,8 +171,9 @@ def owned_parts(numel: int, members: int, block: int, owner: int, lo: int, hi: i
     Parts lie at fixed places of the fragment, so that the bucket's size changes no bit. `block` divides `lo`, and `hi`
     unless the fragment ends there.
     """
-    length = min(-(-numel // members), PART_ELEMENTS)
-    length = -(-length // block) * block
+    # As many parts for each owner, or one of few would own twice what another does, and all wait for the longest.
+    each = -(-numel // (members * PART_ELEMENTS))
+    length = -(-numel // (members * each * block)) * block
     first = lo // length
     first += (owner - first) % members
     cuts = ((max(p * length, lo), min((p + 1) * length, hi)) for p in range(first, -(-hi // length), members))

@@ -32,6 +32,8 @@ from diloco.outer.schedule import noise_ratio
 # cost as much as the outer step itself.
 MEASURED_SLICES = 8
 
+REBASE = "rebase"
+
 HEADER = 5
 """Numbers at the head of a header: finite, steps in the window, inner step, tokens, norm (0 where nobody asks)."""
 
@@ -46,7 +48,8 @@ class Means:
     rank: int
     device: torch.device
     """Where the network takes its messages from."""
-    mixing: float = 0.0
+    mixing: float | str = 0.0
+    """Weight of the local values when an overlapped round lands, or REBASE."""
     max_counters: bool = False
     fragments: int = 1
     pool: Pool = field(default_factory=Pool)
@@ -86,7 +89,7 @@ class Round:
     def prepare(self) -> None:
         """Fixes what is sent: a header, and a copy of the outer gradient where the replica goes on meanwhile."""
         if self.flying or self.means.merge.needs_norms:
-            self.taken = self.fragment.take()
+            self.taken = self.fragment.take(weights_too=self.flying and self.means.mixing == REBASE)
         buffers = [t.detach().flatten().to("cpu", torch.float64) for t in self._buffers()]
         self.finite = finite = self._finite() and self._buffers_sound()
         norm = torch.linalg.vector_norm(self.taken[self.fragment.body :]).item() if self.means.merge.needs_norms else 0
@@ -304,7 +307,7 @@ class Round:
             for buffer, synced in zip(self.fragment.averaged.values(), self.fragment.synced_buffers, strict=True):
                 synced.copy_(buffer)
             if self.flying and self.fragment.start is None:
-                self.fragment.mix(self.means.mixing)
+                self.fragment.rebase() if self.means.mixing == REBASE else self.fragment.mix(self.means.mixing)
         self.closed(self.report)
 
 

@@ -14,5 +14,4 @@ class Airborne:
 
     round: Round
     lands_at: int | None
-    flight: Flight | None
-    """None for one that had arrived when it was saved."""
+    flight: Flight

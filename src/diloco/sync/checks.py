@@ -12,6 +12,7 @@ from diloco.outer.interval import Interval
 from diloco.outer.late import LATE, check_late
 from diloco.outer.merge import Merge
 from diloco.outer.report import Mismatch
+from diloco.outer.round import REBASE
 from diloco.outer.schedule import check_overlap
 from diloco.outer.tensors import Roster
 from diloco.wire.exchange import Exchange
@@ -34,11 +35,14 @@ def check_counters(value: str) -> bool:
 
 def check_flight(overlap: object, mixing: object, interval: Interval, outer: object) -> tuple[int, str | None]:
     """Inner steps a fragment is under way, and how it is applied where that is a round late."""
-    if isinstance(mixing, bool) or not isinstance(mixing, int | float) or not 0 <= mixing <= 1:
-        raise BadInput(f"mixing is {mixing!r}: give the weight of the local values, a number from 0 to 1")
+    number = isinstance(mixing, int | float) and not isinstance(mixing, bool)
+    if mixing != REBASE and not (number and 0 <= mixing <= 1):
+        raise BadInput(
+            f"mixing is {mixing!r}: give the weight of the local values, a number from 0 to 1, or {REBASE!r}"
+        )
     if mixing and (overlap == 0 or overlap in LATE):
         warnings.warn(
-            f"mixing={mixing} has no effect with overlap={overlap!r}: replicas restart from the anchor", stacklevel=4
+            f"mixing={mixing!r} has no effect with overlap={overlap!r}: replicas restart from the anchor", stacklevel=4
         )
     if isinstance(overlap, str):
         if overlap not in LATE:

@@ -51,7 +51,7 @@ class DiLoCo:
         overlap: inner steps between sending a fragment and applying the result, less than H; or "delayed" or "eager",
             to apply it at the fragment's next boundary.
         mixing: weight of the local values when an overlapped result is applied: 0 takes the anchor, 1 leaves the
-            replica alone.
+            replica alone. "rebase" takes the anchor and adds the inner steps since the sending, so that none is lost.
         codec: how outer gradients are written on the wire, see `outer/codec.py`; "auto" measures and chooses.
         merge: "mean"; "tokens" to weigh replicas by the tokens given to `count_tokens`; see `outer/merge.py`.
         exchange: `Collective(group)`, `Local(replicas)`, either of them divided by `Hierarchical`; by default the
@@ -82,7 +82,7 @@ class DiLoCo:
         fragments: object = None,
         offsets: Sequence[int] | None = None,
         overlap: int | str = 0,
-        mixing: float = 0.0,
+        mixing: float | str = 0.0,
         codec: str = "fp32",
         merge: str = "mean",
         exchange: Exchange | None = None,
@@ -207,13 +207,11 @@ class DiLoCo:
         if not flush:
             self.restart_window()
             return
-        if not self.late:
-            self._land(lambda airborne: True)
+        self._land(lambda airborne: True)
         for fragment in self.fragments:
             if self.inner_step > fragment.sent_step:
                 self._send(fragment, last=True)
             else:
-                self._land(lambda airborne, fragment=fragment: airborne.round.fragment is fragment)
                 self._restart(fragment)
 
     def restart_window(self) -> int:
@@ -270,13 +268,17 @@ class DiLoCo:
         )
         round = Round(fragment, self.means, report, self.tokens - fragment.sent_tokens, self._closed, flying)
         began = time.perf_counter()
-        self._settle(fragment)  # what it sent last is sent from the memory that the outer gradient is kept in
+        for airborne in self.airborne:
+            if airborne.round.fragment is fragment:
+                airborne.flight.wait()  # it is sent from the memory that the outer gradient is kept in
         round.prepare()
         self._land(lambda airborne: airborne.round.fragment is fragment)
         fragment.sent_step, fragment.sent_tokens = self.inner_step, self.tokens
         if flying:
             if self.late:
                 self.lates[fragment.index].turn(fragment.taken if round.finite else None)
+                if not round.finite:
+                    self._recover()  # its result lands a whole window from here, which would be lost too
             report.stall_s = time.perf_counter() - began
             lands_at = None if self.late else self.inner_step + self.overlap
             self.airborne.append(Airborne(round, lands_at, self.exchange.start(self.rank, round)))
@@ -287,8 +289,7 @@ class DiLoCo:
         landing = [a for a in self.airborne if which(a)]
         self.airborne = [a for a in self.airborne if a not in landing]
         for airborne in landing:
-            if airborne.flight:
-                airborne.flight.wait()
+            airborne.flight.wait()
             airborne.round.land(self.inner_step)
 
     def _closed(self, report: RoundReport) -> None:
@@ -335,12 +336,10 @@ class DiLoCo:
         """The inner step up to which all fragments have been sent."""
         return min(f.sent_step for f in self.fragments)
 
-    def _settle(self, fragment: Fragment | None = None) -> None:
-        """Waits for what is under way, of one fragment or of all, so that the anchors are those after it; nothing
-        lands."""
+    def _settle(self) -> None:
+        """Waits for what is under way, so that the anchors are those after it; nothing lands."""
         for airborne in self.airborne:
-            if airborne.flight and fragment in (None, airborne.round.fragment):
-                airborne.flight.wait()
+            airborne.flight.settle()
 
     def anchor(self) -> dict[str, Tensor]:
         """The newest global weights: fp32 views by parameter name. Read them; never write to them.

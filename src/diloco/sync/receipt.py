@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from diloco.outer.fragments import describe as describe_fragments
 from diloco.outer.optimizers import describe
+from diloco.wire.local import Local
 
 if TYPE_CHECKING:
     from diloco.sync.diloco import DiLoCo
@@ -52,11 +53,14 @@ def make_receipt(sync: DiLoCo) -> dict:
         "wire_s": sum(r.wire_s for r in rounds),
         "wait_s": sum(r.wait_s for r in rounds),
         "stall_s": sum(r.stall_s for r in rounds) + sync.site_s,
-        "mbit_per_s": _mbit_per_s(sum(r.bytes_sent for r in rounds), sum(r.wire_s for r in rounds)),
+        "mbit_per_s": _mbit_per_s(sync),
         "rounds": [dataclasses.asdict(r) for r in rounds],
     }
 
 
-def _mbit_per_s(sent_bytes: int, wire_s: float) -> float | None:
-    """Effective bandwidth while somebody waited for the network; None where nobody did."""
-    return 8e-6 * sent_bytes / wire_s if wire_s > 0 else None
+def _mbit_per_s(sync: DiLoCo) -> float | None:
+    """Effective bandwidth while somebody waited for the network; None where nobody did, or there is none."""
+    sent_bytes, wire_s = sum(r.bytes_sent for r in sync.rounds), sum(r.wire_s for r in sync.rounds)
+    if isinstance(sync.exchange, Local) and not sync.exchange.clock:
+        return None
+    return 8e-6 * sent_bytes / wire_s if sent_bytes and wire_s > 0 else None

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from diloco.errors import BadInput
@@ -126,7 +127,8 @@ def _local(sync: DiLoCo) -> dict[str, dict[str, Tensor]]:
     """By what it is and parameter name."""
     found: dict[str, dict[str, Tensor]] = {}
     for fragment in sync.fragments:
-        tensors = {} if fragment.residual is None else {"residual": fragment.residual}
+        kept = {"residual": fragment.residual, "left": fragment.left}
+        tensors = {key: value for key, value in kept.items() if value is not None}
         tensors |= sync.lates[fragment.index].tensors() if sync.lates else {}
         for key, value in tensors.items():
             found.setdefault(key, {}).update(fragment.flat.named_views(value))
@@ -136,9 +138,10 @@ def _local(sync: DiLoCo) -> dict[str, dict[str, Tensor]]:
 def _load_local(sync: DiLoCo, saved: dict | None) -> None:
     """None: of a run whose replicas were others. What they had not got across is lost, and they start anew."""
     for fragment in sync.fragments:
-        fragment.residual = None
-        if saved and "residual" in saved:
-            fragment.residual = fragment.anchor.new_zeros(fragment.flat.numel).to(sync.means.device).float()
+        # A fragment that had not been sent yet had no residual, and one that was not under way nothing left behind.
+        fed_back, under_way = (_has(saved, key, fragment) for key in ("residual", "left"))
+        fragment.residual = torch.zeros(fragment.flat.numel, device=sync.means.device) if fed_back else None
+        fragment.left = torch.zeros_like(fragment.anchor) if under_way else None
     for late in sync.lates:
         late.reset()
     if not saved:
@@ -150,6 +153,10 @@ def _load_local(sync: DiLoCo, saved: dict | None) -> None:
         _copy(saved[key], views)
 
 
+def _has(saved: dict | None, key: str, fragment: Fragment) -> bool:
+    return bool(saved) and any(name in saved.get(key, {}) for name in fragment.flat.tensors)
+
+
 # -- under way
 
 
@@ -158,6 +165,7 @@ def _airborne(airborne: Airborne) -> dict:
     return {
         "fragment": round.fragment.index,
         "lands_at": airborne.lands_at,
+        "arrival_s": airborne.flight.arrival_s,
         "report": dataclasses.asdict(round.report),
         "buffers": list(round.merged_buffers),
     }
@@ -167,7 +175,7 @@ def _restored(sync: DiLoCo, saved: dict) -> Airborne:
     fragment, report = sync.fragments[saved["fragment"]], RoundReport(**saved["report"])
     round = Round(fragment, sync.means, report, 0, sync._closed, flying=True)
     round.merged_buffers = [b.clone() for b in saved["buffers"]]
-    return Airborne(round, saved["lands_at"], None)
+    return Airborne(round, saved["lands_at"], sync.exchange.arrived(sync.rank, round, saved["arrival_s"]))
 
 
 # -- details

@@ -82,10 +82,11 @@ class Job:
 
     def start(self) -> int:
         """The step to begin at: 0, or the last checkpoint's."""
-        step, notes = 0, []
+        step, notes, replicas = 0, [], self.config.replicas
         if self.config.resume:
-            step, notes = self.world.together(self._resume)
+            step, notes, replicas = self.world.together(self._resume)
         self.world.together(lambda: self._open_run(step))
+        notes += resume.change_replicas(self.replicas, replicas)
         if step == 0 and self.replicas[0].sync and self.replicas[0].sync.codec_choice:
             notes.append(str(self.replicas[0].sync.codec_choice))
         if self.run:
@@ -166,8 +167,8 @@ class Job:
             self.run.open(step, self._facts(), self.data.tokenizer.json)
             self.evaluations = self.run.evaluations()
 
-    def _resume(self) -> tuple[int, list[str]]:
-        """The step of the checkpoint gone on from, and what is to be said about it."""
+    def _resume(self) -> tuple[int, list[str], int]:
+        """The step of the checkpoint gone on from, what is to be said about it, and its number of replicas."""
         if self.run:
             self.run.lock()
         loaded = resume.load(self.checkpoints, self.config, self.world, self.replicas)
@@ -177,7 +178,7 @@ class Job:
                 "later step"
             )
         self.saved_at, self.earlier_s = loaded.step, loaded.seconds
-        return loaded.step, [f"resumed from inner step {loaded.step}", *loaded.notes]
+        return loaded.step, [f"resumed from inner step {loaded.step}", *loaded.notes], loaded.replicas
 
     def _seconds(self) -> float:
         """Seconds so far, those of earlier legs up to their last checkpoint included."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from diloco.outer.report import RoundReport
 from diloco.train.config import TrainConfig
 from diloco.train.evaluate import Evaluation
+from diloco.train.world import world_size
 
 REFRESH_S = 0.5
 LINE_S = 30.0
@@ -85,5 +86,7 @@ class Progress:
         parts.append(f"{rate:,.0f} tokens/s")
         if self.config.method != "dp":
             parts.append(f"sent {self.bytes_sent / 1e6:.1f} MB")
-            parts += [f"at {8e-6 * self.bytes_sent / self.wire_s:,.0f} Mbit/s"] if self.wire_s > 0 else []
+            # In one process without a link bytes are only copied: that is no bandwidth.
+            travels = self.wire_s > 0 and (self.config.link or world_size() is not None)
+            parts += [f"at {8e-6 * self.bytes_sent / self.wire_s:,.0f} Mbit/s"] if travels else []
         return "  ".join(parts)

@@ -132,7 +132,7 @@ def build_replicas(
             outer=outer,
             fragments=config.build_fragments(),
             overlap=config.build_overlap(),
-            mixing=config.mixing if config.build_overlap() not in (0, *LATE) else 0.0,
+            mixing=config.build_mixing() if config.build_overlap() not in (0, *LATE) else 0.0,
             codec=codec,
             merge=config.merge,
             exchange=world.exchange,

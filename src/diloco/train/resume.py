@@ -43,6 +43,8 @@ class Resumed(NamedTuple):
     step: int
     seconds: float
     """What the run has taken up to there."""
+    replicas: int
+    """With how many it was saved."""
     notes: list[str]
     """What could not be carried over, a sentence each."""
 
@@ -114,7 +116,7 @@ def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica])
                 f"{file} does not say what run this was, and there is no checkpoint: start another with --name"
             )
         _check_same_run(record["config"], to_dict(config), file)
-        return Resumed(0, 0.0, ["it had no checkpoint yet, so it began anew"])
+        return Resumed(0, 0.0, config.replicas, ["it had no checkpoint yet, so it began anew"])
     meta = read_manifest(path)["meta"]
     if meta.get("format") != FORMAT:
         raise BadInput(
@@ -128,14 +130,20 @@ def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica])
     for name, replica in zip(names, replicas, strict=True):
         _check_complete(path / name, trees[name], replica, just_reset=_just_reset(trees["global"], name, meta["step"]))
         _restore(replica, trees[name], trees["global"], with_local=config.method == "dp" or saved == config.replicas)
-    if world.virtual_s is not None and meta.get("clock") and saved == config.replicas:
-        world.exchange.clock.load_state_dict(meta["clock"])
+    if world.virtual_s is not None and meta.get("clock"):
+        world.exchange.clock.load_state_dict(_clock_of(meta["clock"], config.replicas))
     if world.main:
         checkpoint.drop_after(root, meta["step"])
     notes = [f"skipped a damaged checkpoint: {reason}" for reason in skipped]
-    if config.method != "dp" and saved != config.replicas:
-        notes += _change_replicas(replicas, saved)
-    return Resumed(meta["step"], meta["seconds"], notes)
+    return Resumed(meta["step"], meta["seconds"], meta["replicas"], notes)
+
+
+def _clock_of(saved: dict[str, list[float]], replicas: int) -> dict[str, list[float]]:
+    """The saved virtual clock; where replicas are others now, one on which all go on from the latest time."""
+    if len(saved["now_s"]) == replicas:
+        return saved
+    now = [max(saved["now_s"])] * replicas
+    return {"now_s": now, "line_free_s": now, "stalled_s": [0.0] * replicas}
 
 
 def _replica_tree(replica: Replica) -> dict:
@@ -186,14 +194,19 @@ def _restore(replica: Replica, tree: dict, shared: dict, with_local: bool) -> No
         replica.sync.load_state_dict({**shared, **own})
 
 
-def _change_replicas(replicas: list[Replica], saved: int) -> list[str]:
-    """With another number of replicas all start from the anchor, and an open window cannot be divided among them."""
-    lost = [r.sync.restart_window() for r in replicas if r.sync is not None][0]
-    notes = [
-        f"resumed with {replicas[0].world.replicas} replicas instead of {saved}: inner optimizer states were taken "
-        "over in turn"
-    ]
-    return notes + ([f"the {lost} inner steps since the last sync were dropped"] if lost else [])
+def change_replicas(replicas: list[Replica], saved: int) -> list[str]:
+    """Another number of replicas than the `saved` one: all start from the anchor, since an open window cannot be
+    divided among them. Rounds that were under way land. Returns what there is to say, a sentence each."""
+    now, sync = replicas[0].world.replicas, replicas[0].sync
+    if sync is None or now == saved:
+        return []
+    lost = [r.sync.restart_window() for r in replicas][0]
+    notes = [f"resumed with {now} replicas instead of {saved}: inner optimizer states were taken over in turn"]
+    if lost:
+        notes.append(f"the {lost} inner steps since the last sync were dropped")
+    if sync.codec.feedback:
+        notes.append("what error feedback had kept back was dropped")
+    return notes
 
 
 def _check_same_run(saved: dict, now: dict, path: Path, prefix: str = "") -> None:

@@ -11,6 +11,7 @@ from diloco.outer.fragments import Fragmentation, as_fragmentation
 from diloco.outer.interval import Interval, parse_interval
 from diloco.outer.late import LATE
 from diloco.outer.merge import get_merge
+from diloco.outer.round import REBASE
 from diloco.outer.schedule import check_overlap
 from diloco.wire.hierarchical import divide_into_sites
 from diloco.wire.link import Link
@@ -33,8 +34,9 @@ class WireOptions:
     overlap: str = "0"
     """Inner steps between sending a fragment and applying the result, less than H; or delayed or eager, to apply it at
     the next sync."""
-    mixing: float = 0.0
-    """Weight of the local values when an overlapped result is applied, 0 to 1."""
+    mixing: str = "0"
+    """Weight of the local values when an overlapped result is applied, 0 to 1; or rebase, to carry the inner steps
+    since the sending over to it."""
     codec: str = "fp32"
     """How outer gradients travel: fp32 bf16 fp16 int8 int4 e3m0 topk:0.01 randk:0.01, with +ef or -ef for error
     feedback or none; auto measures the link and chooses."""
@@ -56,8 +58,7 @@ class WireOptions:
             get_codec(self.codec)
         if self.overlap not in LATE:
             check_overlap(interval, self.build_overlap())
-        if not 0 <= self.mixing <= 1:
-            raise BadInput(f"mixing is {self.mixing}: give the weight of the local values, from 0 to 1")
+        self.build_mixing()
         merge = get_merge(self.merge)
         if self.replicas < merge.least_replicas:
             raise BadInput(f"merge is {self.merge!r}, which needs {merge.least_replicas} replicas or more: use mean")
@@ -78,6 +79,19 @@ class WireOptions:
             raise BadInput(f"overlap is {self.overlap!r}: give a whole number of inner steps, or {' or '.join(LATE)}")
         return int(self.overlap)
 
+    def build_mixing(self) -> float | str:
+        if self.mixing == REBASE:
+            return REBASE
+        try:
+            mixing = float(self.mixing)
+        except ValueError:
+            mixing = -1.0
+        if not 0 <= mixing <= 1:
+            raise BadInput(
+                f"mixing is {self.mixing}: give the weight of the local values, a number from 0 to 1, or {REBASE}"
+            )
+        return mixing
+
     def build_link(self) -> Link | None:
         return Link.parse(self.link) if self.link else None
 
@@ -87,7 +101,7 @@ class WireOptions:
         if method == "dp":
             return [f"{n} has no effect with method dp" for n in names if getattr(self, n) != _DEFAULTS[n]]
         found = []
-        if self.mixing and self.overlap in ("0", *LATE):
+        if self.build_mixing() and self.overlap in ("0", *LATE):
             found.append(f"mixing has no effect with overlap {self.overlap}")
         if self.site_every and self.sites == 1:
             found.append("site_every has no effect with one site")

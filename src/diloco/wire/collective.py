@@ -91,7 +91,8 @@ class Collective:
         self.agree({"sites": [list(site) for site in topology.sites], "site_every": site_every})
         self.topology, self.site_every = topology, site_every
         for members in (topology.site_of(self.rank), topology.leaders):
-            if self.rank in members and len(members) > 1:
+            # A site of one gets its group too: torch names a group by how many there are, which must be equal on all.
+            if self.rank in members:
                 for use in (ROUNDS, OWN):
                     self._groups[use, members] = self._groups.get((use, members)) or self._new_group(members)
 
@@ -146,6 +147,9 @@ class Collective:
     def start(self, rank: int, job: Job) -> Flight:
         self._background = self._background or Background(self.device)
         return _Flight(job, self._background.start(lambda: self._drive(job)))
+
+    def arrived(self, rank: int, job: Job, arrival_s: float) -> _Flight:
+        return _Flight(job, None)
 
     def _drive(self, job: Job) -> None:
         try:
@@ -260,13 +264,19 @@ class Collective:
 
 
 class _Flight:
-    def __init__(self, job: Job, pending: Pending) -> None:
+    arrival_s = 0.0
+
+    def __init__(self, job: Job, pending: Pending | None) -> None:
         self.job, self._pending = job, pending
 
     def wait(self) -> None:
         began = time.perf_counter()
-        self._pending.wait()
+        self.settle()
         self.job.report.stall_s += time.perf_counter() - began
+
+    def settle(self) -> None:
+        if self._pending:
+            self._pending.wait()
 
 
 def _next(talk: Dialogue, reply: Tensor | None, meter: Meter) -> Request | Pipeline | None:

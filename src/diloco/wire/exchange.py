@@ -33,8 +33,15 @@ class Job(Protocol):
 class Flight(Protocol):
     """A job on its way."""
 
+    arrival_s: float
+    """When it ends on a virtual clock; 0 without one."""
+
     def wait(self) -> None:
-        """Until its dialogue has ended. Raises what it raised."""
+        """The inner steps stand still until its dialogue has ended. Raises what it raised."""
+        ...
+
+    def settle(self) -> None:
+        """The same for somebody who looks at its result between two inner steps, which is no training time."""
         ...
 
 
@@ -66,6 +73,10 @@ class Exchange(Protocol):
 
     def start(self, rank: int, job: Job) -> Flight:
         """Begins to drive a job while the replica goes on. The caller waits for it and lands it."""
+        ...
+
+    def arrived(self, rank: int, job: Job, arrival_s: float) -> Flight:
+        """The flight of a job whose dialogue had ended when it was saved."""
         ...
 
     def step_begins(self) -> None:

@@ -94,6 +94,11 @@ class Local:
     def start(self, rank: int, job: Job) -> _Flight:
         return self._arrive(rank, job, lands=False)
 
+    def arrived(self, rank: int, job: Job, arrival_s: float) -> _Flight:
+        flight = _Flight(self, rank, job, lands=False)
+        flight.ended, flight.arrival_s = True, arrival_s
+        return flight
+
     def _arrive(self, rank: int, job: Job, lands: bool) -> _Flight:
         if len(self._facts) < self.replicas:
             raise Mismatch(
@@ -135,16 +140,20 @@ class Local:
 class _Flight:
     def __init__(self, local: Local, rank: int, job: Job, lands: bool) -> None:
         self._local, self.rank, self.job, self.lands = local, rank, job, lands
-        self.ended, self.arrival_s = False, 0.0
+        self.ended, self.arrival_s, self._stall_s = False, 0.0, 0.0
 
     def wait(self) -> None:
+        self.settle()
+        if clock := self._local.clock:
+            self._stall_s += clock.wait(self.rank, self.arrival_s)
+            self.job.report.stall_s = self._stall_s
+
+    def settle(self) -> None:
         if not self.ended:
             raise Mismatch(
                 f"replica {self.rank} waits for a round that not all replicas have reached: in one process all "
                 "replicas must step in turn"
             )
-        if clock := self._local.clock:
-            self.job.report.stall_s = clock.wait(self.rank, self.arrival_s)
 
 
 class _Lockstep:
