@@ -22,7 +22,19 @@ import time
 from pathlib import Path
 
 from slow_link import rows as table
-from slow_link.cells import LINKS, METHODS, SEQUENCES, Cell, table_cells, throttle_cells, virtual_cells
+from slow_link.cells import (
+    LINKS,
+    METHODS,
+    MIXING,
+    OVERLAP,
+    SEQ_LEN,
+    SEQUENCES,
+    SYNC_EVERY,
+    Cell,
+    table_cells,
+    throttle_cells,
+    virtual_cells,
+)
 from slow_link.net import ADDRESSES, BURST_BYTES, CONGESTION_CONTROL, CORES, INTERFACE, QUEUE_S, Namespaces
 
 from diloco.errors import BadInput
@@ -113,6 +125,8 @@ def run(arguments: argparse.Namespace) -> dict:
     links = [k for k in LINKS if arguments.only in ("", k) and (not arguments.quick or k in QUICK["links"])]
     methods = [m for m in METHODS if m in (arguments.method or METHODS)]
     cells = table_cells(models, links, methods, torchft="torchft" in (arguments.method or ["torchft"]))
+    if not cells:
+        raise BadInput("--quick, --model, --only and --method leave nothing to measure: take one of them away")
     start, rows = time.monotonic(), []
     with Namespaces() as net, tempfile.TemporaryDirectory() as folder:
         runner = Runner(net, Path(folder), arguments.torchft_python)
@@ -143,6 +157,10 @@ def _machine() -> dict:
         "torch": torch.__version__,
         "kernel": platform.release(),
         "cores": os.cpu_count(),
+        "sync_every": SYNC_EVERY,
+        "overlap": OVERLAP,
+        "mixing": MIXING,
+        "tokens_per_replica_and_step": {model: n * SEQ_LEN for model, n in SEQUENCES.items()},
         "tbf": {"burst_bytes": BURST_BYTES, "queue_s": QUEUE_S, "congestion_control": CONGESTION_CONTROL},
     }
 
@@ -180,6 +198,9 @@ def main() -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped; the namespaces are gone", file=sys.stderr)
+        return 130
     show(result)
     if arguments.out:
         Path(arguments.out).write_text(json.dumps(result, indent=1) + "\n")

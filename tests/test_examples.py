@@ -36,3 +36,11 @@ def test_own_loop_learns_with_two_replicas() -> None:
     # The two print at once, so their lines may run into one another.
     checksums = re.findall(r"global weights ([0-9a-f]{16})", done.stdout)
     assert done.returncode == 0 and len(checksums) == 2 and len(set(checksums)) == 1
+
+
+def test_streaming_sends_little_and_plain_waits_for_its_bytes() -> None:
+    """The bytes are exact; of time only what the line cannot undercut is asserted."""
+    plain, streamed = load("streaming").main().values()
+    assert plain["loss"] < 1 and streamed["loss"] < 1
+    assert streamed["bytes_sent"] < 0.2 * plain["bytes_sent"]
+    assert plain["stall_s"] >= 8 * plain["bytes_sent"] / 2e6

@@ -47,18 +47,13 @@ class Cell:
         return SEQUENCES[self.model] * SEQ_LEN
 
     @property
-    def overlapped(self) -> bool:
-        return self.method.startswith("streaming")
-
-    @property
     def steps(self) -> int:
-        """Timed inner steps: whole windows, and with overlap those in which the last fragment arrives; data parallel
-        has no windows and is cut short where a step takes long."""
+        """Timed inner steps: whole windows. Data parallel has no windows and is cut short where a step takes long."""
         if self.method == "compute":
             return SYNC_EVERY // 2
         if self.method == "dp":
             return max(DP_MIN_STEPS, min(DP_MAX_STEPS, int(DP_S / self._dp_step_s())))
-        return WINDOWS[self.model] * SYNC_EVERY + (OVERLAP if self.overlapped else 0)
+        return WINDOWS[self.model] * SYNC_EVERY
 
     @property
     def note(self) -> str:

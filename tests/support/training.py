@@ -119,6 +119,10 @@ def evals(config: TrainConfig) -> list[dict]:
     return [without_clock(e) for e in events(config, "eval")]
 
 
+def intervals(config: TrainConfig) -> list[dict]:
+    return [without_clock(e) for e in events(config, "interval")]
+
+
 def without_clock(record: dict) -> dict:
     return {k: v for k, v in record.items() if k not in ("time", "seconds") and not k.endswith("_s")}
 
@@ -129,6 +133,30 @@ def checkpoint_bits(config: TrainConfig) -> dict[str, Any]:
     assert path is not None and not skipped
     trees, meta = checkpoint.load(path)
     return {"step": meta["step"], **_flat(trees, "")}
+
+
+def assert_same_run(config: TrainConfig, receipt: dict, other: TrainConfig, other_receipt: dict) -> None:
+    """Every logged number, every bit of the last checkpoint and the receipt, but for the clock and the name."""
+    assert curve(config) == curve(other)
+    assert [e["step"] for e in events(config, "train")] == list(range(1, config.steps + 1))
+    assert rounds(config) == rounds(other) and evals(config) == evals(other)
+    assert intervals(config) == intervals(other)
+    assert checkpoint_bits(config) == checkpoint_bits(other)
+    receipt, other_receipt = (
+        {**without_clock(r), "run": "", "rounds": [without_clock(x) for x in r.get("rounds", [])]}
+        for r in (receipt, other_receipt)
+    )
+    assert receipt == other_receipt and receipt["finished"] and receipt["ok"]
+
+
+def assert_same_numbers(one: TrainConfig, many: TrainConfig) -> None:
+    """Bitwise: losses of every replica and step, gradient norms, rounds with their checksums, evaluations, last
+    checkpoint."""
+    assert curve(one) == curve(many) and len(curve(one)) == one.steps
+    assert all(len(losses) == one.replicas for _, _, _, losses, _, _ in curve(one))
+    assert rounds(one) == rounds(many)
+    assert evals(one) == evals(many) and intervals(one) == intervals(many)
+    assert checkpoint_bits(one) == checkpoint_bits(many)
 
 
 def _flat(tree: Any, path: str) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from diloco.train.inner import InnerConfig
 # A valid value other than the default, for every option there is.
 OTHER: dict[str, Any] = {
     "method": "local-sgd", "size": "30k", "hf": "some/model", "replicas": 2, "sync_every": 7, "merge": "tokens",
+    "interval": "adaptive:10-200", "fragments": "strided:2", "overlap": "5", "mixing": "0.5", "codec": "e3m0",
+    "sites": 2, "site_every": 5, "link": "100mbit,25ms",
     "batch_tokens": 2048, "tokens": 5000, "steps": 9, "seed": 1, "precision": "bf16", "z_loss": 0.5, "eval_every": 3,
     "eval_sequences": 5, "checkpoint_every": 2, "keep": 1, "stop_at": 4, "device": "cpu", "anchor_device": "cpu",
     "threads": 2, "runs": "elsewhere", "name": "given", "resume": True,
@@ -53,8 +55,12 @@ def nested(name: str, value: Any) -> dict:
     return {group: {key: value}} if group else {key: value}
 
 
-def changed(name: str) -> TrainConfig:
-    return from_dict(nested(name, OTHER[name]))
+# What an option needs beside it to have an effect.
+BESIDE: dict[str, dict] = {"mixing": {"overlap": "5"}, "site_every": {"sites": 2}}
+
+
+def changed(name: str, **others: Any) -> TrainConfig:
+    return from_dict({**others, **nested(name, OTHER[name])})
 
 
 def test_every_option_is_tried_here() -> None:
@@ -100,7 +106,7 @@ def test_every_option_is_documented(prefix: str, kind: type) -> None:
     [
         ({"sync_evry": 5}, "unknown setting sync_evry: did you mean sync_every?"),
         ({"inner": {"lrr": 5}}, "unknown setting inner.lrr: did you mean inner.lr?"),
-        ({"zzz": 5}, "unknown setting zzz: known are method, size"),
+        ({"zzz": 5}, "unknown setting zzz: known are replicas, sync_every"),
         ({"inner": 5}, "inner is 5: it is a table of settings"),
         ({"steps": "9"}, "steps is '9': give a value of type int"),
         ({"steps": 9.0}, "steps is 9.0: give a value of type int"),
@@ -113,7 +119,35 @@ def test_every_option_is_documented(prefix: str, kind: type) -> None:
         ({"data": {"sources": [1]}}, r"data.sources is 1: give a value of type str"),
         ({"method": "fedavg"}, "method is fedavg: give one of diloco, dp, local-sgd"),
         ({"method": ["dp"]}, "method is .'dp'.: give one of"),
-        ({"merge": "median"}, "merge is median: give one of mean, tokens"),
+        ({"merge": "median"}, "merge is 'median': did you mean 'mean'. give one of mean, tokens, trimmed"),
+        ({"merge": "trimmed:0.6"}, "merge is 'trimmed:0.6': the fraction .* between 0 and 0.5"),
+        ({"merge": "clipped:x"}, "merge is 'clipped:x': .* a number, as in 'clipped:1.0'"),
+        ({"merge": "trimmed", "replicas": 2}, "merge is 'trimmed', which needs 3 replicas or more: use mean"),
+        ({"interval": "tapr:0.5=60"}, "interval is 'tapr:0.5=60': did you mean 'taper:0.5=60,0.75=120'"),
+        ({"interval": "taper:1.5=60"}, "interval is 'taper:1.5=60': the fractions .* between 0 and 1"),
+        ({"interval": "taper:0.5=0"}, "sync_every from step 500000 is 0: it must be a whole number of at least 1"),
+        ({"interval": "smooth"}, "interval is 'smooth': write it as in 'smooth:120'"),
+        ({"interval": "adaptive:200-10"}, "bounds are 200-10: give 10-200"),
+        ({"interval": "adaptive:40-200"}, "sync_every is 30, outside the bounds 40-200 .* nearest valid value is 40"),
+        ({"fragments": "stride:3"}, "fragments are 'stride:3': did you mean 'strided:3'"),
+        ({"fragments": "balanced:0"}, "fragments have count=0: it must be a whole number of at least 1"),
+        ({"overlap": "soon"}, "overlap is 'soon': give a whole number of inner steps, or delayed or eager"),
+        ({"overlap": "-1"}, "overlap is '-1': give a whole number of inner steps"),
+        ({"overlap": "30"}, "overlap is 30 but the shortest sync interval is 30 steps: .* from 0 to 29"),
+        ({"overlap": "5", "interval": "adaptive:4-200"}, "overlap is 5 but the shortest .* is 4 steps: .* 0 to 3"),
+        ({"overlap": 5}, "overlap is 5: give a value of type str"),
+        ({"mixing": "1.5"}, "mixing is 1.5: give the weight of the local values, a number from 0 to 1, or rebase"),
+        ({"mixing": "nan"}, "mixing is nan: give the weight of the local values"),
+        ({"mixing": "half"}, "mixing is half: give the weight of the local values"),
+        ({"mixing": 0.5}, "mixing is 0.5: give a value of type str"),
+        ({"codec": "fp8"}, "codec is 'fp8': give 'fp32', or another of fp32, bf16"),
+        ({"codec": "topk:2"}, "codec is 'topk:2': .* give 'topk:1.0:8'"),
+        ({"codec": "fp32+ef"}, "codec is 'fp32.ef': fp32 leaves nothing unsent to feed back, give 'fp32'"),
+        ({"sites": 0}, "sites is 0: give 1 or more"),
+        ({"sites": 3}, "sites is 3, which does not divide 4 replicas: the nearest is [24]"),
+        ({"site_every": -1}, "site_every is -1: give 0 or more"),
+        ({"link": "100"}, "link is '100': give a rate in kbit, mbit or gbit .* as in 100mbit,25ms"),
+        ({"link": "0mbit"}, "link has a rate of 0.0 bit/s: give one above 0"),
         ({"precision": "fp8"}, "precision is fp8: give fp32 or bf16"),
         ({"replicas": 0}, "replicas is 0: give 1 or more"),
         ({"sync_every": 0}, "sync_every is 0: give 1 or more"),
@@ -170,6 +204,17 @@ def test_steps_come_from_steps_or_tokens_or_twenty_a_parameter() -> None:
         ({"outer": {"floor": 0.5}}, "outer.floor has no effect with outer.schedule constant"),
         ({"method": "dp", "merge": "tokens"}, "merge has no effect with method dp"),
         ({"method": "dp", "anchor_device": "cpu"}, "anchor_device has no effect with method dp"),
+        ({"method": "dp", "codec": "int8"}, "codec has no effect with method dp"),
+        ({"method": "dp", "overlap": "5"}, "overlap has no effect with method dp"),
+        ({"method": "dp", "fragments": "strided"}, "fragments has no effect with method dp"),
+        ({"method": "dp", "interval": "smooth:60"}, "interval has no effect with method dp"),
+        ({"method": "dp", "sites": 2}, "sites has no effect with method dp"),
+        ({"mixing": "0.5"}, "mixing has no effect with overlap 0"),
+        ({"mixing": "rebase"}, "mixing has no effect with overlap 0"),
+        ({"mixing": "0.5", "overlap": "eager"}, "mixing has no effect with overlap eager"),
+        ({"site_every": 5}, "site_every has no effect with one site"),
+        ({"replicas": 1, "codec": "int8"}, "codec has no effect with one replica"),
+        ({"replicas": 1, "link": "1mbit"}, "link has no effect with one replica"),
         ({"hf": "some/model", "size": "30k"}, "size has no effect with hf"),
         ({"steps": 5, "tokens": 5000}, "tokens has no effect where steps is given"),
     ],
@@ -181,7 +226,8 @@ def test_a_setting_without_effect_is_a_warning(values: dict, warning: str) -> No
 def test_settings_with_an_effect_are_no_warning() -> None:
     assert TrainConfig().ignored() == []
     silent = {"outer.floor", "hf"}
-    assert [name for name in OTHER if name not in silent and changed(name).ignored()] == []
+    assert [n for n in OTHER if n not in silent and changed(n, **BESIDE.get(n, {})).ignored()] == []
+    assert from_dict({"method": "dp", "link": "1mbit"}).ignored() == []  # the baseline's gradients cross it too
     assert from_dict({"outer": {"schedule": "cosine", "floor": 0.5}}).ignored() == []
 
 

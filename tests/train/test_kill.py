@@ -20,7 +20,6 @@ from diloco.train.config import TrainConfig
 from diloco.train.run import run_path
 from diloco.watch import runfolder
 
-KILLS = 20
 LONGEST_S = 0.6  # of a leg: about a third of a whole run, start included, on an idle core
 
 
@@ -37,18 +36,27 @@ def killed_after(config: TrainConfig, seconds: float) -> bool:
     return True
 
 
+STREAMING = {"fragments": "balanced:3", "overlap": "2", "mixing": "0.5", "codec": "e3m0"}
+
+
 @pytest.mark.slow
-def test_twenty_kills_lose_nothing_reports_42_51(tmp_path: Path) -> None:
-    options = {"steps": 82, "sync_every": 4, "checkpoint_every": 1, "eval_every": 7}
+@pytest.mark.parametrize(
+    "wanted, options",
+    [(20, {}), (8, STREAMING), (8, {"overlap": "eager", "codec": "int8+ef"})],
+    ids=["plain", "streaming", "eager"],
+)
+def test_kills_lose_nothing_reports_42_51_91(tmp_path: Path, wanted: int, options: dict) -> None:
+    """At a checkpoint fragments are under way; what they carry, and the residuals, are in it."""
+    options = {"steps": 82, "sync_every": 4, "checkpoint_every": 1, "eval_every": 7, **options}
     whole = tiny(tmp_path, name="whole", **options)
     receipt = quiet_train(whole)
     expected = curve(whole), rounds(whole), evals(whole), checkpoint_bits(whole)
     rng, kills, runs = random.Random(0), 0, 0
 
-    while kills < KILLS:
+    while kills < wanted:
         runs += 1
         hurt = tiny(tmp_path, name=f"hurt{runs}", **options)
-        while kills < KILLS:
+        while kills < wanted:
             started = (run_path(hurt) / runfolder.EVENTS).exists()
             killed = killed_after(tiny(tmp_path, name=hurt.name, resume=started, **options), rng.uniform(0, LONGEST_S))
             for path in steps(run_path(hurt) / runfolder.CHECKPOINTS):

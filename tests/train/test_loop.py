@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.training import (
+    assert_same_numbers,
     checkpoint_bits,
     curve,
     evals,
@@ -31,22 +32,12 @@ from support.training import (
 from diloco import checkpoint
 from diloco.cli import main
 from diloco.errors import BadInput
-from diloco.train.config import OuterConfig, TrainConfig
+from diloco.train.config import OuterConfig
 from diloco.train.data import Data
 from diloco.train.inner import InnerConfig
 from diloco.train.replica import Replica
 from diloco.train.run import run_path
 from diloco.watch import runfolder
-
-
-def assert_same_numbers(one: TrainConfig, many: TrainConfig) -> None:
-    """Bitwise: losses of every replica and step, gradient norms, rounds with their checksums, evaluations, last
-    checkpoint."""
-    assert curve(one) == curve(many) and len(curve(one)) == one.steps
-    assert all(len(losses) == one.replicas for _, _, _, losses, _, _ in curve(one))
-    assert rounds(one) == rounds(many)
-    assert evals(one) == evals(many)
-    assert checkpoint_bits(one) == checkpoint_bits(many)
 
 
 @pytest.mark.slow
@@ -75,9 +66,14 @@ def test_two_replicas_in_one_process_and_in_two(tmp_path: Path, method: str) -> 
 
 
 @pytest.mark.slow
-def test_under_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"fragments": "balanced:3", "overlap": "2", "mixing": "0.5", "codec": "e3m0", "link": "1gbit,1ms"}],
+    ids=["plain", "streaming"],
+)
+def test_under_torchrun(tmp_path: Path, options: dict) -> None:
     """The command as users give it: the same flags, two real processes, the same numbers, one receipt on stdout."""
-    one = tiny(tmp_path, name="one")
+    one = tiny(tmp_path, name="one", **options)
     quiet_train(one)
     flags = (
         "--size 30k --steps 17 --batch-tokens 256 --sync-every 4 --eval-every 6 --eval-sequences 8 --name many --json"
@@ -85,7 +81,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     data = ["--runs", one.runs, "--data.sources", *one.data.sources, "--data.cache-dir", one.data.cache_dir]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, "--master-port", str(free_port()), "-m", "diloco", "train", *flags.split(), *data]
-    command += ["--data.seq-len", "32"]
+    command += ["--data.seq-len", "32", *(f"--{name}={value}" for name, value in options.items())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

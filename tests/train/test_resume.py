@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.training import (
+    assert_same_run,
     checkpoint_bits,
     curve,
     evals,
@@ -20,7 +21,6 @@ from support.training import (
     rounds,
     tiny,
     train_over_ranks,
-    without_clock,
 )
 
 from diloco import checkpoint
@@ -51,19 +51,6 @@ def config_for(folder: Path, method: str = "diloco", inner: str = "adamw", **cha
 
 def checkpoints(config: TrainConfig) -> Path:
     return run_path(config) / runfolder.CHECKPOINTS
-
-
-def assert_same_run(config: TrainConfig, receipt: dict, other: TrainConfig, other_receipt: dict) -> None:
-    """Every logged number, every bit of the last checkpoint and the receipt, but for the clock and the name."""
-    assert curve(config) == curve(other)
-    assert [e["step"] for e in events(config, "train")] == list(range(1, config.steps + 1))
-    assert rounds(config) == rounds(other) and evals(config) == evals(other)
-    assert checkpoint_bits(config) == checkpoint_bits(other)
-    receipt, other_receipt = (
-        {**without_clock(r), "run": "", "rounds": [without_clock(x) for x in r.get("rounds", [])]}
-        for r in (receipt, other_receipt)
-    )
-    assert receipt == other_receipt and receipt["finished"] and receipt["ok"]
 
 
 @pytest.mark.parametrize("method, inner", KINDS)

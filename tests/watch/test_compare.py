@@ -69,6 +69,20 @@ def test_other_settings_are_no_seeds(runs):
     }
 
 
+@pytest.mark.parametrize("change", [{"overlap": "5"}, {"mixing": "0.5"}, {"merge": "rda"}, {"link": "1mbit"}])
+def test_settings_on_the_wire_are_no_seeds(runs, change):
+    """They are in the configuration alone; a run from before them has their defaults."""
+    ((name, value),) = change.items()
+    config = json.loads((runs[1] / "config.json").read_text())["config"]
+    (runs[1] / "config.json").write_text(json.dumps({"config": {**config, **change}}))
+    comparison = compare(runs)
+    assert sorted(line["n"] for line in comparison.table()) == [1, 2, 3]
+    assert comparison.shown_settings == ["method", "replicas", "sync_every", name]
+    assert {line[name] for line in comparison.table() if line["n"] == 1} == {value}
+    names = {group_name(comparison, group) for group in comparison.groups}
+    assert names == {"dp", "diloco M=4 H=30", f"diloco M=4 H=30 {name}={value}"}
+
+
 def test_the_same_seed_twice_is_one_seed(runs):
     edit_row(runs[3], seed=0)
     group = next(line for line in comparison_table(runs) if line["method"] == "diloco")

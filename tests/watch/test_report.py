@@ -88,6 +88,32 @@ def test_report_shows_every_round_series(report):
     assert "sent 45 times fewer bytes than data parallel would have" in page.text
 
 
+def test_fragments_have_lines_of_their_own(report):
+    """They differ in size: one line through all of them would zigzag."""
+    page = report(fragments=3)
+    for plot in ("spread", "cosine", "outer_step"):
+        assert page.names(plot) == ["fragment 0", "fragment 1", "fragment 2"]
+        assert [trace["x"] for trace in page.plots[plot]] == [[30, 60, 90, 120], [40, 70, 100], [50, 80, 110]]
+    spread = [trace["y"][0] for trace in page.plots["spread"]]
+    assert spread == sorted(spread, reverse=True)
+    assert page.plots["bytes"][0]["x"] == sorted(page.plots["bytes"][0]["x"])
+    assert len(report(fragments=8).plots["spread"]) == 8
+
+
+def test_what_the_inner_steps_lost_is_drawn_over_what_rounds_took(report):
+    page = report()
+    assert page.names("time") == [
+        "waiting for others", "on the wire", "encoding and outer step", "inner steps stood still",
+    ]  # fmt: skip
+    assert all(len(trace["y"]) == 4 for trace in page.plots["time"])
+    assert "94.1 Mbit/s" in page.text and "simulated link" not in page.text
+
+
+def test_a_simulated_link_is_named_with_its_time(report):
+    text = report(link="100mbit,25ms", steps=100).text
+    assert "100mbit,25ms" in text and "10 s" in text and "that of the simulated link" in text
+
+
 def test_failed_rounds_come_first_report_117(report):
     """The page of a run that never synced opens with that, before its loss."""
     page = report(failed_rounds=(1, 2, 3, 4))
@@ -158,3 +184,15 @@ def test_comparison_of_one_seed_says_so(make_run, tmp_path):
     runs = [make_run(tmp_path / "dp", method="dp", steps=60), make_run(tmp_path / "m4", steps=60, final_loss=math.nan)]
     page = Page(write_comparison(runs, tmp_path / "compare.html"))
     assert "One seed: no spread" in page.text and "1 of 1 seeds diverged" in page.text
+
+
+def test_comparison_draws_loss_over_a_link_where_there_is_one(make_run, tmp_path):
+    plain = make_run(tmp_path / "plain", steps=100)
+    dp = make_run(tmp_path / "dp", method="dp", sync_every=1, steps=100, link="1mbit", step_s=2.0)
+    slow = [make_run(tmp_path / f"slow-{seed}", steps=100, seed=seed, link="1mbit") for seed in (0, 1)]
+    assert "link" not in Page(write_comparison([plain], tmp_path / "a.html")).plots
+    page = Page(write_comparison([plain, dp, *slow], tmp_path / "b.html"))
+    assert sorted(page.names("link")) == ["diloco M=4 H=30 link=1mbit"] * 2 + ["dp link=1mbit"]
+    ends = {trace["name"]: trace["x"][-1] for trace in page.plots["link"]}
+    assert ends == {"dp link=1mbit": 200.0, "diloco M=4 H=30 link=1mbit": 10.0}
+    assert len(page.names("curves")) == 4

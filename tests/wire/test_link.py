@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from diloco.errors import BadInput
@@ -73,6 +73,7 @@ def test_a_rate_must_be_above_0_and_finite(rate):
 
 
 @given(st.floats(1.0, 1e13), st.just(0.0) | st.floats(1e-9, 1e3))
+@example(999.9999999999999, 0.9999999999999999)
 def test_text_is_read_back_to_12_digits(bit_per_s, delay_s):
     link = Link(bit_per_s, delay_s)
     again = Link.parse(str(link))

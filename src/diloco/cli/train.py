@@ -85,6 +85,11 @@ def summary(receipt: dict, report: str) -> str:
     sent, parallel = receipt["bytes_sent"], receipt["bytes_sent_data_parallel"]
     share = f", data parallel would have sent {parallel / 1e6:,.1f} MB" if receipt["method"] != "dp" else ""
     lines.append(f"sent {sent / 1e6:,.1f} MB per replica{share}")
+    if "stall_s" in receipt:
+        virtual = " of virtual time" if receipt["virtual_s"] is not None else ""
+        lines.append(f"inner steps stood still for {receipt['stall_s']:,.3g} s{virtual}")
+    if receipt["virtual_s"] is not None:
+        lines.append(f"over a link of {receipt['link']} it would have taken {receipt['virtual_s']:,.4g} s")
     if not receipt["ok"]:
         lines.append("FAILED: not one round was committed, so the replicas never trained together")
     return "\n".join([*lines, f"report {report}"])

@@ -109,6 +109,9 @@ class Fragment:
 
     def rebase(self) -> None:
         """Carries the inner steps taken since the fragment was sent over to the new anchor."""
+        if self.left is None:  # sent by a replica of a run that had another number of them
+            self.restart()
+            return
         for lo, hi in slices(0, self.flat.numel):
             for start, stop, weights in self.flat.pieces(lo, hi):
                 moved = weights.to(self.anchor.device, self.anchor.dtype) - self.left[start:stop]
@@ -116,7 +119,8 @@ class Fragment:
         self.left = None
 
     def restart(self) -> None:
-        """Restarts the replica from the anchor, or from its `start`."""
+        """Restarts the replica from the anchor, or from its `start`; there are no inner steps to carry over then."""
+        self.left = None
         self.flat.write(self.anchor if self.start is None else self.start, 0, self.flat.numel)
 
     def checksum(self) -> int:

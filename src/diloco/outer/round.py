@@ -175,12 +175,13 @@ class Round:
     @property
     def _reduction(self) -> Reduction:
         means, fragment = self.means, self.fragment
-        if means.codec.feedback and len(self.members) > 1 and fragment.residual is None:
+        feedback = means.codec.feedback and len(self.members) > 1
+        if feedback and fragment.residual is None:
             fragment.residual = torch.zeros(fragment.flat.numel, device=means.device)
         seed = self.number * means.fragments + fragment.index
         return Reduction(
             means.codec, means.merge, means.topology, means.rank, self.weights, seed, fragment.flat.numel,
-            fragment.residual,
+            fragment.residual if feedback else None,
         )  # fmt: skip
 
     @property

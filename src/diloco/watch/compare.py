@@ -17,9 +17,17 @@ BASELINE_METHOD = "dp"
 LEVEL = 0.95
 """Of the interval around a difference."""
 
+_ON_THE_WIRE = {
+    "interval": "fixed", "overlap": "0", "mixing": "0", "merge": "mean", "sites": 1, "site_every": 0, "link": "none",
+}  # fmt: skip
+"""Settings that a row does not hold but the run's configuration, and what they are where it is older than they."""
+
+PLAIN = {**_ON_THE_WIRE, "fragments": 1, "codec": "fp32"}
+"""What a setting is where nothing is made of it: no name of a group need say so."""
+
 _RESULTS = ("run", "seed", "loss", "loss_se", "flops", "seconds", "bytes_sent")
-SETTINGS = tuple(column for column in ROW_COLUMNS if column not in _RESULTS)
-"""Columns in which runs of one group agree: they differ in the seed alone."""
+SETTINGS = (*(column for column in ROW_COLUMNS if column not in _RESULTS), *_ON_THE_WIRE)
+"""What runs of one group agree in: they differ in the seed alone."""
 
 # Every table shows these; other settings join where the groups differ in them.
 _ALWAYS_SHOWN = ("method", "replicas", "sync_every")
@@ -144,11 +152,21 @@ def comparison_table(run_paths: Sequence[str | Path]) -> list[dict]:
 def _group(rows: list[tuple[RunFolder, dict]]) -> list[Group]:
     groups: dict[tuple, Group] = {}
     for run, row in rows:
-        settings = {column: row[column] for column in SETTINGS}
+        settings = {**{column: row[column] for column in SETTINGS if column in row}, **_wire_settings(run, row)}
         group = groups.setdefault(tuple(settings.values()), Group(settings, [], []))
         group.rows.append(row)
         group.folders.append(run)
     return sorted(groups.values(), key=lambda group: (not math.isfinite(group.mean), group.mean))
+
+
+def _wire_settings(run: RunFolder, row: dict) -> dict[str, Any]:
+    """None for what the run has not got."""
+    config = run.config.get("config", {})
+    found = {name: default if config.get(name, "") == "" else config[name] for name, default in _ON_THE_WIRE.items()}
+    if row["method"] != BASELINE_METHOD:
+        return found
+    # The baseline's gradients cross its link too; the rest it does not have.
+    return {name: value if name == "link" else None for name, value in found.items()}
 
 
 def _notes(groups: list[Group], unfinished: list[str]) -> list[str]:

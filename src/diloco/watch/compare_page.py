@@ -5,10 +5,10 @@ from __future__ import annotations
 from textwrap import wrap
 
 from diloco.watch import charts, page, units
-from diloco.watch.compare import Comparison, Group
+from diloco.watch.compare import PLAIN, Comparison, Group
 from diloco.watch.summary import Summary
 
-_SETTING_LABELS = {"sync_every": "H", "batch_tokens": "batch", "params": "parameters"}
+_SETTING_LABELS = {"sync_every": "H", "batch_tokens": "batch", "params": "parameters", "fragments": "P"}
 _COUNTS = ("params", "params_embedding", "params_body", "tokens", "batch_tokens")
 _LABEL_WIDTH = 20
 _EARLY_SHARE = 0.1
@@ -77,6 +77,35 @@ def curves_chart(comparison: Comparison, summaries: list[Summary]) -> str:
     return page.chart("Loss curves", caption, charts.to_html(figure, "curves"), wide=True)
 
 
+def link_chart(comparison: Comparison, summaries: list[Summary]) -> str:
+    """Held-out loss against the time over a simulated link, of the runs that simulate one; nothing without any."""
+    summary_of = dict(zip(comparison.runs, summaries, strict=True))
+    figure = charts.figure("seconds over the simulated link", "held-out loss, nats per token", height_px=420)
+    late = []
+    for index, group in enumerate(comparison.groups):
+        color, symbol, dash = group_style(comparison, index)
+        name, named = group_name(comparison, group), False
+        for run in group.folders:
+            evals = [event for event in summary_of[run].evals if event.get("virtual_s") is not None]
+            if not evals:
+                continue
+            seconds, losses = [event["virtual_s"] for event in evals], [event["loss"] for event in evals]
+            late += [y for x, y in zip(seconds, losses, strict=True) if x >= _EARLY_SHARE * seconds[-1] and y == y]
+            charts.add_line(
+                figure, name, seconds, losses, color, 1.8, 0.9, mode="lines+markers", legendgroup=name,
+                showlegend=not named, marker={"symbol": symbol, "size": 6}, line={"dash": dash},
+            )  # fmt: skip
+            named = True
+    if not figure.data:
+        return ""
+    if late:
+        margin = 0.04 * (max(late) - min(late)) or 0.05
+        figure.update_yaxes(range=[min(late) - margin, max(late) + margin])
+    figure.update_xaxes(rangemode="tozero")
+    caption = "When each run would have reached a loss: measured compute, and its bytes over its link."
+    return page.chart("Time to loss", caption, charts.to_html(figure, "link"), wide=True)
+
+
 def final_chart(comparison: Comparison) -> str:
     """Final losses, a dot a seed, a bar for the mean; best on top."""
     names = ["<br>".join(wrap(group_name(comparison, group), _LABEL_WIDTH)) for group in comparison.groups]
@@ -106,7 +135,7 @@ def group_name(comparison: Comparison, group: Group) -> str:
     if not group.is_baseline_method:
         parts += [f"M={settings['replicas']}", f"H={settings['sync_every']}"]
     others = [s for s in comparison.shown_settings if s not in ("method", "replicas", "sync_every")]
-    others = [s for s in others if not s.startswith("params") and settings[s] is not None]
+    others = [s for s in others if not s.startswith("params") and settings[s] not in (None, PLAIN.get(s))]
     return " ".join(parts + [f"{_SETTING_LABELS.get(s, s)}={_setting(s, settings[s])}" for s in others])
 
 

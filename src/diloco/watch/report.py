@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from diloco.watch import compare_page, page, run_page
+from diloco.watch import compare_page, page, round_charts, run_page
 from diloco.watch.compare import compare
 from diloco.watch.runfolder import REPORT, RunFolder
 from diloco.watch.summary import summarize
@@ -24,7 +24,7 @@ def write_report(run_path: str | Path) -> Path:
         run_page.run_headline(summary),
         run_page.run_facts(summary),
         run_page.loss_chart(summary),
-        run_page.round_charts(summary),
+        round_charts.round_charts(summary),
         run_page.events_section(summary, list(run.events(kinds={"note"}))),
         run_page.receipt_section(run.receipt),
         run_page.config_section(run.config),
@@ -47,5 +47,6 @@ def write_comparison(run_paths: Sequence[str | Path], out_html: str | Path) -> P
         compare_page.final_chart(comparison),
         compare_page.comparison_table_section(comparison),
         compare_page.curves_chart(comparison, summaries),
+        compare_page.link_chart(comparison, summaries),
     ]
     return page.write_page(Path(out_html), "comparison \N{EN DASH} diloco", body)

@@ -1,4 +1,4 @@
-"""The pieces of one run's report: headline, facts, figures, receipt."""
+"""The pieces of one run's report: headline, facts, loss, receipt. Its rounds are in `round_charts.py`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from diloco.watch import charts, page, units
-from diloco.watch.summary import Summary, data_parallel_bytes, flatten, problems
+from diloco.watch.summary import Summary, flatten, problems
 
-_SMALL_PX = 260
 _TOKENS = "training tokens, all replicas"
 
 
@@ -61,10 +60,16 @@ def run_facts(summary: Summary) -> str:
         ("sync interval", facts.get("sync_every") if with_rounds else None, lambda value: f"{value} steps"),
         ("outer lr", facts.get("outer_lr") if with_rounds else None, _text),
         ("outer momentum", facts.get("outer_momentum") if with_rounds else None, _text),
+        ("fragments", len(summary.fragments) if len(summary.fragments) > 1 else None, str),
+        ("overlap", summary.receipt.get("overlap") or None, _overlap),
         ("codec", facts.get("codec") if with_rounds else None, str),
         ("sent per replica", summary.bytes_sent, units.size),
         ("data parallel sends", summary.bytes_data_parallel if with_rounds else None, units.size),
+        ("effective bandwidth", summary.receipt.get("mbit_per_s"), units.bandwidth),
+        ("inner steps stood still", summary.receipt.get("stall_s"), units.duration),
         ("time", facts.get("seconds"), units.duration),
+        ("simulated link", summary.receipt.get("link") if summary.virtual_s is not None else None, str),
+        ("time over it", summary.virtual_s, units.duration),
     ]
     return page.facts((label, show(value)) for label, value, show in pairs if value is not None)
 
@@ -98,17 +103,6 @@ def loss_chart(summary: Summary) -> str:
     return page.chart("Loss", caption, charts.to_html(figure, "loss"), wide=True)
 
 
-def round_charts(summary: Summary) -> str:
-    """How far the replicas drifted, what the outer step did, and what it cost; nothing without rounds."""
-    if not summary.rounds:
-        return ""
-    several = (summary.facts.get("replicas") or 1) > 1
-    shown = [_norm_chart(summary), _bytes_chart(summary), _time_chart(summary)]
-    if several:
-        shown = [_spread_chart(summary), _cosine_chart(summary), *shown]
-    return page.grid(shown)
-
-
 def receipt_section(receipt: dict | None) -> str:
     """All single values of the receipt; lists per round stay in receipt.json."""
     if receipt is None:
@@ -135,85 +129,18 @@ def events_section(summary: Summary, notes: Sequence[dict]) -> str:
     return page.section("What happened", page.table(("step", "event"), rows, text_columns=2)) if rows else ""
 
 
-def _spread_chart(summary: Summary) -> str:
-    figure = charts.figure("round", "distance to the merged weights", _SMALL_PX, yaxis_rangemode="tozero")
-    rounds = _rounds_axis(summary)
-    charts.add_line(figure, "largest", rounds, _thin_column(summary, "spread_max"), charts.NEUTRAL, 1.4)
-    charts.add_line(figure, "median", rounds, _thin_column(summary, "spread_median"), charts.ACCENT)
-    if failed := [event for event in summary.rounds if not event.get("committed")]:
-        charts.add_line(
-            figure, "round failed", _column(failed, "round"), [0] * len(failed), charts.BAD, mode="markers",
-            marker={"symbol": "x", "size": 8}, cliponaxis=False,
-        )  # fmt: skip
-    caption = "How far the replicas' weights were from the merged ones, just before each round."
-    return page.chart("Replica spread", caption, charts.to_html(figure, "spread"))
-
-
-def _cosine_chart(summary: Summary) -> str:
-    figure = charts.figure("round", "cosine", _SMALL_PX)
-    charts.add_line(figure, "median", _rounds_axis(summary), _thin_column(summary, "cosine_median"), charts.ACCENT)
-    figure.update_yaxes(rangemode="tozero")
-    caption = "Each replica's outer gradient against the merged one: 1 is full agreement."
-    return page.chart("Agreement", caption, charts.to_html(figure, "cosine"))
-
-
-def _norm_chart(summary: Summary) -> str:
-    figure = charts.figure("round", "norm", _SMALL_PX, yaxis_rangemode="tozero")
-    rounds = _rounds_axis(summary)
-    charts.add_line(figure, "outer gradient", rounds, _thin_column(summary, "outer_gradient_norm"), charts.NEUTRAL, 1.4)
-    charts.add_line(figure, "outer update", rounds, _thin_column(summary, "outer_update_norm"), charts.ACCENT)
-    caption = "How far the replicas moved on average, and how far the anchor followed."
-    return page.chart("Outer step", caption, charts.to_html(figure, "outer_step"))
-
-
-def _bytes_chart(summary: Summary) -> str:
-    figure = charts.figure("inner step", "bytes sent per replica", _SMALL_PX)
-    steps = charts.thin(_column(summary.rounds, "step"))
-    charts.add_line(figure, "this run", steps, charts.thin(_running_sum(summary.rounds, "bytes_sent")), charts.ACCENT)
-    caption = "Everything sent so far."
-    if summary.bytes_data_parallel:
-        per_step = data_parallel_bytes(summary.facts["params"], 1, summary.facts["replicas"])
-        charts.add_line(
-            figure, "data parallel", steps, [step * per_step for step in steps], charts.NEUTRAL, 1.4,
-            line={"dash": "dash"},
-        )  # fmt: skip
-        caption = "Data parallel would sum an fp32 gradient over the replicas at every step."
-    figure.update_yaxes(type="log", exponentformat="SI", ticksuffix="B", dtick=1)
-    return page.chart("Bytes", caption, charts.to_html(figure, "bytes"))
-
-
-def _time_chart(summary: Summary) -> str:
-    figure = charts.figure("round", "seconds per round", _SMALL_PX, yaxis_rangemode="tozero")
-    rounds = _rounds_axis(summary)
-    charts.add_line(figure, "waiting for others", rounds, _thin_column(summary, "wait_s"), charts.ORANGE, 1.4)
-    charts.add_line(figure, "on the wire", rounds, _thin_column(summary, "wire_s"), charts.ACCENT)
-    return page.chart("Time off compute", "What each round cost besides training.", charts.to_html(figure, "time"))
-
-
 def _good_line(summary: Summary) -> str:
     if not summary.has_rounds:
         return "Ended as planned."
     return f"Ended as planned: {summary.rounds_committed} of {summary.rounds_planned} rounds committed."
 
 
-def _rounds_axis(summary: Summary) -> list:
-    return _thin_column(summary, "round")
-
-
-def _thin_column(summary: Summary, key: str) -> list:
-    return charts.thin(_column(summary.rounds, key))
-
-
 def _column(events: Sequence[dict], key: str) -> list:
     return [event.get(key) for event in events]
 
 
-def _running_sum(events: Sequence[dict], key: str) -> list[float]:
-    total, sums = 0, []
-    for event in events:
-        total += event.get(key) or 0
-        sums.append(total)
-    return sums
+def _overlap(value: int | str) -> str:
+    return f"{value} steps" if isinstance(value, int) else value
 
 
 def _loss_range(losses: Sequence[float | None]) -> list[float] | None:

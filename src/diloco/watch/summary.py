@@ -33,6 +33,8 @@ class Summary:
     """Per replica."""
     bytes_data_parallel: int | None
     """What a replica would have sent under data parallel on the same tokens."""
+    receipt: dict[str, Any]
+    """Empty while the run goes on."""
 
     @property
     def final(self) -> dict | None:
@@ -44,6 +46,15 @@ class Summary:
         if self.facts.get("loss") is not None:
             return self.facts["loss"]
         return self.final["loss"] if self.final else None
+
+    @property
+    def fragments(self) -> list[int]:
+        return sorted({event.get("fragment", 0) for event in self.rounds})
+
+    @property
+    def virtual_s(self) -> float | None:
+        """What the run would have taken over the link it simulates."""
+        return self.final.get("virtual_s") if self.final else None
 
     @property
     def has_rounds(self) -> bool:
@@ -74,6 +85,7 @@ def summarize(run: RunFolder) -> Summary:
         rounds_failed=counted.get("rounds_failed", len(rounds) - committed),
         bytes_sent=facts.get("bytes_sent") if row else sum(event.get("bytes_sent") or 0 for event in rounds),
         bytes_data_parallel=_bytes_data_parallel(facts),
+        receipt=counted,
     )
 
 

@@ -19,6 +19,11 @@ def size(size_bytes: float | None) -> str:
     return _scaled(size_bytes, "B", " ")
 
 
+def bandwidth(mbit_per_s: float | None) -> str:
+    """94.1 -> "94.1 Mbit/s"."""
+    return _scaled(None if mbit_per_s is None else 1e6 * mbit_per_s, "bit/s", " ")
+
+
 def duration(seconds: float | None) -> str:
     """75 -> "1 min 15 s"."""
     if seconds is None or not math.isfinite(seconds):

@@ -77,9 +77,10 @@ class Collective:
         self._left_at = time.perf_counter()
 
     def _new_group(self, members: Members) -> dist.ProcessGroup:
-        ranks = [self._ranks[m] for m in members]
-        everyone = len(ranks) == dist.get_world_size()
-        return dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=not everyone)
+        """All replicas call it, those outside the group too: torch names a group by how many there are already, and
+        members for whom that differs would wait for one another for ever."""
+        ranks, some = [self._ranks[m] for m in members], self.replicas < dist.get_world_size()
+        return dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=some)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -90,11 +91,10 @@ class Collective:
         """Divides the replicas into sites; see `Hierarchical`."""
         self.agree({"sites": [list(site) for site in topology.sites], "site_every": site_every})
         self.topology, self.site_every = topology, site_every
-        for members in (topology.site_of(self.rank), topology.leaders):
-            # A site of one gets its group too: torch names a group by how many there are, which must be equal on all.
-            if self.rank in members:
-                for use in (ROUNDS, OWN):
-                    self._groups[use, members] = self._groups.get((use, members)) or self._new_group(members)
+        for members in (*topology.sites, topology.leaders):
+            for use in (ROUNDS, OWN):
+                if (use, members) not in self._groups:
+                    self._groups[use, members] = self._new_group(members)
 
     # -- before the first step
 

@@ -1,6 +1,6 @@
 """The state of a `DiLoCo`: complete, loud when it is not, and equal to never having stopped.
 
-pytest tests/test_sync_resume.py
+pytest tests/sync/test_resume.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`DiLoCo` in somebody's own loop: the outer step, counting, and which tensors take part. All syncs start from replicas
 that differ.
 
-pytest tests/test_sync.py
+pytest tests/sync/test_diloco.py
 """
 
 from __future__ import annotations

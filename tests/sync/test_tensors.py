@@ -1,6 +1,6 @@
 """Which tensors take part in a sync, and how: dtypes, frozen, tied and late parameters, buffers.
 
-pytest tests/test_sync_tensors.py
+pytest tests/sync/test_tensors.py
 """
 
 from __future__ import annotations
