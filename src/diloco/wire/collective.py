@@ -220,8 +220,10 @@ class Collective:
                     async_op=True,
                 )  # fmt: skip
             case Gather():
-                received = torch.empty((count, *values.shape), dtype=values.dtype, device=values.device)
-                work = _reached(_all_gather, received.view(-1), values.view(-1), group=group, async_op=True)
+                # Headers and trailers are on the CPU, which NCCL does not carry.
+                received = torch.empty((count, *values.shape), dtype=values.dtype, device=self.device)
+                sent = values.to(self.device).view(-1)
+                work = _reached(_all_gather, received.view(-1), sent, group=group, async_op=True)
             case Collect():
                 leads = self.rank == request.members[0]
                 received = values.new_empty(count, *values.shape) if leads else None
@@ -233,7 +235,7 @@ class Collective:
 
         def finish() -> Tensor | None:
             _reached(work.wait)
-            return received
+            return received if received is None else received.to(values.device)
 
         return finish
 
@@ -242,8 +244,7 @@ class Collective:
     def gather(self, row: Tensor) -> Tensor:
         """A tensor of the same shape on each replica -> all of them, [M, *shape], on the CPU of all."""
         everyone = tuple(range(self.replicas))
-        lines = self._start(Gather(row.reshape(-1).to(self.device), everyone), OWN)()
-        return lines.view(self.replicas, *row.shape).cpu()
+        return self._start(Gather(row.reshape(-1), everyone), OWN)().view(self.replicas, *row.shape).cpu()
 
     def gather_json(self, value: object) -> list:
         """Every replica's JSON value on all replicas, in rank order. (torch's own object collectives unpickle what
