@@ -1,0 +1,213 @@
+"""A fitted law: coefficients with intervals, predictions, and what is known about its fit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diloco.errors import BadInput
+from diloco.laws.axes import TOKENS_PER_PARAM
+from diloco.laws.certify import Certificate
+from diloco.laws.forms import Form
+from diloco.laws.holdout import HoldOut
+from diloco.laws.model import Model, bind
+from diloco.laws.prediction import Curve, Prediction, extrapolations
+from diloco.laws.quantile import t_quantile
+
+if TYPE_CHECKING:
+    from diloco.laws.frontier import Optimum
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs that a law was fitted on. Columns are (n,)."""
+
+    labels: tuple[str, ...]
+    columns: dict[str, np.ndarray]
+    """Every axis of the form."""
+    target: np.ndarray
+    fitted: np.ndarray
+    weight: np.ndarray
+    """What each run weighed in the fit: 0 was left out, between 0 and 1 counted less."""
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        return {axis: (float(values.min()), float(values.max())) for axis, values in self.columns.items()}
+
+
+@dataclass(frozen=True)
+class Law:
+    """One form fitted to one set of runs. `theta` is in the internal coordinates of `model`."""
+
+    form: Form
+    target: str
+    model: Model
+    theta_P: np.ndarray
+    covariance_PP: np.ndarray
+    noise: float
+    """Standard deviation of the log of one run's target around the law."""
+    dof: float
+    level: float
+    t: float
+    """Quantile of Student's t that `level` asks for."""
+    runs: Runs
+    certificate: Certificate
+    holdout: HoldOut | None
+    notes: tuple[str, ...]
+    data_hash: str
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    alternatives: tuple[Law, ...] = ()
+    """Other forms that the hold-out cannot tell from this one."""
+
+    @cached_property
+    def id(self) -> str:
+        """Twelve hex digits that change with the form, the data or the coefficients."""
+        text = f"{self.form.expression}|{self.target}|{self.data_hash}|{[f'{value:.5g}' for value in self.natural_P]}"
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @cached_property
+    def natural_P(self) -> np.ndarray:
+        return self.model.natural(self.theta_P)
+
+    @cached_property
+    def _natural_se_P(self) -> np.ndarray:
+        matrix = self.model.to_natural()
+        return np.sqrt(np.maximum(np.diag(matrix @ self.covariance_PP @ matrix.T), 0.0))
+
+    @cached_property
+    def parameters(self) -> dict[str, float]:
+        """Every coefficient of the expression by its own name."""
+        return {name: value for name, (value, _, _) in self._estimates.items()}
+
+    @cached_property
+    def coefficients(self) -> dict[str, float]:
+        """`A`, an exponent per axis under the axis's own name and with its real sign, `floor` (0 without one)."""
+        return {"floor": 0.0} | {key: value for key, (value, _, _) in self._keyed.items()}
+
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float] | None]:
+        """Interval at `level` for each of `coefficients`, by the delta method; None where the data give none."""
+        return {key: None if np.isnan(low) else (low, high) for key, (_, low, high) in self._keyed.items()}
+
+    @cached_property
+    def _estimates(self) -> dict[str, tuple[float, float, float]]:
+        """Name -> (value, low, high); NaN limits for what is pinned, at a bound, or without degrees of freedom."""
+        found = {}
+        for i, name in enumerate(self.model.names):
+            if name not in self.form.parameters:
+                continue
+            value, half = self.natural_P[i], self.t * self._natural_se_P[i]
+            known = half > 0 and np.isfinite(half)
+            if i == self.form.floor:
+                points = np.maximum(np.exp(value) + np.array([0.0, -half, half]), 0.0)
+            else:
+                points = value + np.array([0.0, -half, half])
+                points = np.exp(points) if i < self.model.terms else points
+            found[name] = (float(points[0]), *(float(x) if known else np.nan for x in points[1:]))
+        return found
+
+    @cached_property
+    def _keyed(self) -> dict[str, tuple[float, float, float]]:
+        keyed = {}
+        for key, ((name, sign), *_) in self.form.coefficient_keys().items():
+            value, low, high = self._estimates[name]
+            keyed[key] = (sign * value, *sorted((sign * low, sign * high))) if low == low else (sign * value, low, high)
+        return keyed
+
+    def curve(self, columns: Mapping[str, Any]) -> Curve:
+        """The law and its intervals at many points; `columns` are arrays or numbers per axis, broadcast together.
+
+        Raises:
+            BadInput: an axis of the form is missing or not above 0.
+        """
+        points, shape = self.points(columns)
+        log_value, jacobian = self.model.at(points).tangent(self.theta_P[None])
+        spread = np.einsum("np,pq,nq->n", jacobian[0], self.covariance_PP, jacobian[0])
+        curve, new = self.t * np.sqrt(spread), self.t * np.sqrt(spread + self.noise**2)
+        ends = (0 * curve, -curve, curve, -new, new)
+        return Curve(*(np.exp(log_value[0] + end).reshape(shape) for end in ends))
+
+    def log_gradient(self, columns: Mapping[str, Any]) -> np.ndarray:
+        """(n, p): derivatives of log f at `columns`, in the coordinates of the covariance."""
+        points, _ = self.points(columns)
+        return self.model.at(points).tangent(self.theta_P[None])[1][0]
+
+    def predict(self, **point: float) -> Prediction:
+        """The target at one point, for example `law.predict(params=10e9, replicas=4)`.
+
+        Gives the law's value, the interval of a new run and of the law itself, the spread over forms that the hold-out
+        cannot tell apart, and a sentence for each axis on which the point lies outside the runs.
+
+        Raises:
+            BadInput: an axis of the form is missing or not above 0.
+        """
+        curve = self.curve(point)
+        points, _ = self.points(point)
+        central = {self.form.name: float(curve.value)}
+        for other in self.alternatives:
+            if all(axis in point or axis in points for axis in other.form.axes):
+                central[other.form.name] = float(other.curve(point).value)
+        return Prediction(
+            target=self.target,
+            value=float(curve.value),
+            low=float(curve.new_low),
+            high=float(curve.new_high),
+            curve_low=float(curve.low),
+            curve_high=float(curve.high),
+            level=self.level,
+            forms=central,
+            warnings=tuple(extrapolations({axis: float(points[axis][0]) for axis in points}, self.runs.ranges)),
+            point={name: float(value) for name, value in point.items()},
+            law=self.id,
+        )
+
+    def points(self, columns: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
+        """Each axis of the form as (n,), and the shape that answers take."""
+        given = {name: np.asarray(values, dtype=float) for name, values in columns.items()}
+        if TOKENS_PER_PARAM in self.form.axes and {"tokens", "params"} <= set(given):
+            given.setdefault(TOKENS_PER_PARAM, given["tokens"] / given["params"])
+        missing = [axis for axis in self.form.axes if axis not in given]
+        if missing:
+            raise BadInput(f"this law needs {', '.join(missing)} too: it is {self.form.expression}")
+        for axis in self.form.axes:
+            if not np.all(np.isfinite(given[axis]) & (given[axis] > 0)):
+                raise BadInput(f"{axis} {columns[axis]} must be a number above 0")
+        arrays = np.broadcast_arrays(*(given[axis] for axis in self.form.axes))
+        return {axis: array.ravel() for axis, array in zip(self.form.axes, arrays, strict=True)}, arrays[0].shape
+
+    def at_level(self, level: float) -> Law:
+        """The same law with intervals at another level."""
+        if not 0 < level < 1:
+            raise BadInput(f"level {level} must lie between 0 and 1: 0.95 is usual")
+        others = tuple(other.at_level(level) for other in self.alternatives)
+        return replace(self, level=level, t=t_quantile((1 + level) / 2, self.dof), alternatives=others)
+
+    def optimal(self, flops: float, flops_per_param_token: float = 6.0, **fixed: float) -> Optimum:
+        """The params and tokens of least loss at a budget, with intervals; see `frontier.optimal`."""
+        from diloco.laws.frontier import optimal
+
+        return optimal(self, flops, flops_per_param_token, **fixed)
+
+    def report(self) -> dict[str, Any]:
+        """Everything above as plain data, ready for JSON."""
+        from diloco.laws.report import report
+
+        return report(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the law as one JSON file, atomically."""
+        from diloco.laws.lawfile import save
+
+        save(self, path)
+
+
+def unfitted_model(form: Form, runs: Runs, pinned: Mapping[str, float]) -> Model:
+    """The model that a law's coefficients belong to, rebuilt from its runs."""
+    return bind(form, runs.columns, pinned)

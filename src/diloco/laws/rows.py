@@ -1,0 +1,262 @@
+"""Rows of runs, checked: what a law is fitted on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from diloco.errors import BadInput
+from diloco.laws import axes as ax
+from diloco.laws.tables import read_table
+
+_SHOWN = 6
+"""Rows named in a message before it says how many more there are."""
+
+_NOT_IDENTITY = ("run", "seconds")
+"""Columns that may differ between two copies of one run."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Runs as columns. `numbers` holds NaN where a cell was empty; `places` says where each row came from."""
+
+    numbers: dict[str, np.ndarray]
+    texts: dict[str, tuple[str, ...]]
+    places: tuple[str, ...]
+    headers: dict[str, str] = field(default_factory=dict)
+    """The file's own column name -> canonical name."""
+    notes: tuple[str, ...] = ()
+    """What was left out or assumed, a sentence each."""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def label(self, index: int) -> str:
+        run = self.texts.get("run", self.texts.get("model"))
+        return f"{self.places[index]} ({run[index]})" if run and run[index] else self.places[index]
+
+    def take(self, chosen: Iterable[int]) -> Rows:
+        index = list(chosen)
+        return replace(
+            self,
+            numbers={name: values[index] for name, values in self.numbers.items()},
+            texts={name: tuple(values[i] for i in index) for name, values in self.texts.items()},
+            places=tuple(self.places[i] for i in index),
+        )
+
+    def where(self, **conditions: Any) -> Rows:
+        """The rows whose columns have these values (one value, or a list of them).
+
+        Raises:
+            BadInput: no such column, or no row left.
+        """
+        kept = range(len(self))
+        for header, wanted in conditions.items():
+            name = self.headers.get(header, ax.canonical(header))
+            values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
+            if name in self.texts:
+                kept = [i for i in kept if self.texts[name][i] in {str(value) for value in values}]
+            elif name in self.numbers:
+                kept = [i for i in kept if self.numbers[name][i] in {ax.number(value) for value in values}]
+            else:
+                raise BadInput(f"where {header}={wanted}: the rows have no column '{header}', only {self._columns()}")
+        if not kept:
+            raise BadInput(f"where {conditions} leaves no row: choose values that occur in the rows")
+        return self.take(kept)
+
+    def column(self, name: str) -> np.ndarray:
+        """A numeric column (n,), derived where it can be; every value finite and above 0.
+
+        Raises:
+            BadInput: no such column, or a value that has no logarithm, with its row.
+        """
+        if name == ax.TOKENS_PER_PARAM and name not in self.numbers and {"tokens", "params"} <= set(self.numbers):
+            return self.column("tokens") / self.column("params")
+        if name not in self.numbers:
+            raise BadInput(
+                f"the rows have no numeric column '{name}', only {self._columns()}: rename one to it with map"
+            )
+        values = self.numbers[name]
+        bad = [(i, _why(values[i], name)) for i in range(len(self)) if not _usable(values[i])]
+        if bad:
+            raise BadInput(f"{self._listed(bad)}: mend them, or leave them out by name with bad='drop'")
+        return values
+
+    def has(self, name: str) -> bool:
+        """Whether `column(name)` would have a value in each row."""
+        derived = name == ax.TOKENS_PER_PARAM and {"tokens", "params"} <= set(self.numbers)
+        return derived or (name in self.numbers and bool(np.all(np.isfinite(self.numbers[name]))))
+
+    def varying(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self.has(name) and np.ptp(np.log(self.column(name))) > 1e-9]
+
+    @property
+    def data_hash(self) -> str:
+        """SHA-256 over all cells, whatever the order of rows and columns."""
+        lines = []
+        for i in range(len(self)):
+            cells = {name: repr(float(values[i])) for name, values in self.numbers.items()}
+            cells |= {name: values[i] for name, values in self.texts.items()}
+            lines.append(json.dumps(cells, sort_keys=True))
+        return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+    def _columns(self) -> str:
+        return ", ".join(sorted({*self.numbers, *self.texts}))
+
+    def _listed(self, problems: Sequence[tuple[int, str]]) -> str:
+        shown = "; ".join(f"{self.label(i)}: {reason}" for i, reason in problems[:_SHOWN])
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        return f"{len(problems)} of {len(self)} rows cannot be used ({shown}{more})"
+
+
+def read_rows(
+    source: Any,
+    *,
+    rename: Mapping[str, str] | None = None,
+    where: Mapping[str, Any] | None = None,
+    pool: Sequence[str] = (),
+    target: str = ax.LOSS,
+    bad: str = "refuse",
+) -> Rows:
+    """Runs from a CSV, JSONL, JSON or parquet file, run folders, a list of these, a DataFrame or columns, checked.
+
+    Args:
+        rename: canonical name -> the source's own column, as in {"loss": "val_bpb"}.
+        where: keep only rows with these values, before any check.
+        pool: grouping columns (tokenizer, method, ...) whose mixture is meant.
+        target: the column that will be fitted; its values are checked.
+        bad: "refuse" raises on a row that cannot be used; "drop" leaves it out and says so in `notes`.
+
+    Raises:
+        BadInput: naming the rows: NaN, non-positive, unfinished, duplicate or mixed.
+    """
+    if bad not in ("refuse", "drop"):
+        raise BadInput(f"bad={bad!r} is not a way to treat unusable rows: use 'refuse' or 'drop'")
+    if isinstance(source, Rows):
+        rows = source
+    else:
+        rows = _columns(*read_table(source), dict(rename or {}))
+    rows = rows.where(**where) if where else rows
+    problems = _problems(rows, target)
+    if problems and bad == "refuse":
+        raise BadInput(f"{rows._listed(problems)}: mend them, or leave them out by name with bad='drop'")
+    if problems:
+        dropped = {i for i, _ in problems}
+        if len(dropped) == len(rows):
+            raise BadInput(f"{rows._listed(problems)}: no row is left to fit")
+        note = rows._listed(problems).replace("cannot be used", "were left out")
+        rows = replace(rows.take(i for i in range(len(rows)) if i not in dropped), notes=(*rows.notes, note))
+    _refuse_mixture(rows, pool)
+    return rows
+
+
+def _columns(records: list[dict[str, Any]], places: list[str], rename: dict[str, str]) -> Rows:
+    headers = _headers(list(dict.fromkeys(header for record in records for header in record)), rename)
+    numbers, texts, notes = {}, {}, []
+    for header, name in headers.items():
+        cells = [record.get(header) for record in records]
+        values = [math.nan if _empty(cell) else ax.number(cell) for cell in cells]
+        if name in ax.TEXTS or (name not in ax.NUMBERS and None in values):
+            texts[name] = tuple("" if _empty(cell) else str(cell) for cell in cells)
+        else:
+            numbers[name] = np.array([math.nan if value is None else value for value in values], dtype=float)
+    if "params" not in numbers and "model" in texts:
+        sizes = [ax.number(cell) for cell in texts["model"]]
+        if all(sizes):
+            numbers["params"] = np.array(sizes, dtype=float)
+            notes.append("params are the nominal sizes in column 'model': real counts give a better law")
+    return Rows(numbers, texts, tuple(places), headers, tuple(notes))
+
+
+def _headers(found: list[str], rename: dict[str, str]) -> dict[str, str]:
+    """Header -> canonical name; a name that is asked for or spelt out wins over an alias."""
+    for name, header in rename.items():
+        if header not in found:
+            raise BadInput(f"map {name}={header}: the rows have no column '{header}', only {', '.join(found)}")
+    headers = {header: name for name, header in rename.items()}
+    taken = set(headers.values())
+    for header in sorted(found, key=lambda h: ax.canonical(h) != h):
+        name = ax.canonical(header)
+        if header in headers or (name in taken and name != header):
+            headers.setdefault(header, header)
+        elif name not in taken:
+            headers[header] = name
+            taken.add(name)
+    return headers
+
+
+def _problems(rows: Rows, target: str) -> list[tuple[int, str]]:
+    if target not in rows.numbers and ax.STATUS not in rows.texts:
+        rows.column(target)
+    values = rows.numbers.get(target, np.full(len(rows), math.nan))
+    status, done = rows.texts.get(ax.STATUS), rows.numbers.get(ax.FRACTION_DONE)
+    problems, seen = [], {}
+    for i in range(len(rows)):
+        key = _identity(rows, i)
+        if status and _unfinished(status[i], status):
+            problems.append((i, f"status is '{status[i]}'"))
+        elif done is not None and done[i] < 1:
+            problems.append((i, f"only {done[i]:.0%} of the run is done"))
+        elif not _usable(values[i]):
+            problems.append((i, _why(values[i], target)))
+        elif reason := _bad_axis(rows, i):
+            problems.append((i, reason))
+        elif key in seen:
+            problems.append((i, f"the same as {rows.places[seen[key]]}"))
+        seen.setdefault(key, i)
+    return problems
+
+
+def _unfinished(status: str, column: tuple[str, ...]) -> bool:
+    """A status of no known meaning counts only in a column that says "finished" elsewhere."""
+    state = status.strip().lower()
+    told = any(other.strip().lower() in ax.FINISHED for other in column)
+    return state in ax.UNFINISHED or (told and bool(state) and state not in ax.FINISHED)
+
+
+def _bad_axis(rows: Rows, index: int) -> str:
+    """An empty cell is judged when a form needs the column; a number below or at 0 is wrong in any law."""
+    for name in (*ax.AXES, ax.WEIGHT, ax.LOSS_SE):
+        value = rows.numbers[name][index] if name in rows.numbers else 1.0
+        # No bytes sent, no overlap, no outer step: a zero that says something, refused only where a form uses it.
+        if value < 0 or (value == 0 and name in ("params", "tokens", "replicas", "flops", ax.WEIGHT)):
+            return _why(value, name)
+    return ""
+
+
+def _identity(rows: Rows, index: int) -> tuple:
+    numbers = ((n, repr(float(v[index]))) for n, v in rows.numbers.items() if n not in _NOT_IDENTITY)
+    return (*numbers, *((n, v[index]) for n, v in rows.texts.items() if n not in _NOT_IDENTITY))
+
+
+def _refuse_mixture(rows: Rows, pool: Sequence[str]) -> None:
+    for name in ax.GROUPS:
+        if name in pool or name not in rows.texts:
+            continue
+        first: dict[str, int] = {}
+        for i, value in enumerate(rows.texts[name]):
+            first.setdefault(value, i)
+        if len(first) > 1:
+            values = ", ".join(f"'{value}' ({rows.places[i]})" for value, i in list(first.items())[:_SHOWN])
+            raise BadInput(
+                f"the rows mix {name} {values}, whose losses cannot be compared: choose one with "
+                f"where {name}={next(iter(first))}, or say that you mean it with pool {name}"
+            )
+
+
+def _empty(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip())
+
+
+def _usable(value: float) -> bool:
+    return bool(np.isfinite(value) and value > 0)
+
+
+def _why(value: float, name: str) -> str:
+    return f"{name} is empty or no number" if math.isnan(value) else f"{name} is {value:g}, which has no logarithm"

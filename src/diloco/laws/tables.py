@@ -1,0 +1,135 @@
+"""Reads a table of runs from wherever it lies: CSV, JSONL, parquet, run folders, a DataFrame or a dict of columns.
+
+Every reader gives a list of records (header -> cell) and a list that says where each lies, for messages.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diloco.errors import BadInput
+
+Records = tuple[list[dict[str, Any]], list[str]]
+
+_ROW, _CONFIG, _RECEIPT = "row.csv", "config.json", "receipt.json"
+
+
+def read_table(source: Any) -> Records:
+    """Records of `source`: a path, a list of paths, a mapping of columns, a list of dicts, or a DataFrame.
+
+    Raises:
+        BadInput: it is not there, empty, or of no known kind.
+    """
+    if isinstance(source, (str, Path)):
+        records, places = _read_path(Path(source))
+    elif isinstance(source, Mapping):
+        records, places = _from_columns(source)
+    elif hasattr(source, "columns"):
+        records, places = _from_columns({str(name): list(source[name]) for name in source.columns})
+    elif isinstance(source, Sequence) and source and all(isinstance(item, Mapping) for item in source):
+        records, places = [dict(item) for item in source], _numbered(len(source))
+    elif isinstance(source, Sequence) and source:
+        parts = [_read_path(Path(item)) for item in source]
+        records = [record for part, _ in parts for record in part]
+        places = [f"{place} of {path}" for path, (_, part) in zip(source, parts, strict=True) for place in part]
+    else:
+        raise BadInput(f"rows of type {type(source).__name__} cannot be read: give a file, a run folder or columns")
+    if not records:
+        raise BadInput(f"{_named(source)} holds no rows: give at least one run")
+    return records, places
+
+
+def _read_path(path: Path) -> Records:
+    if path.is_dir():
+        return _run_folders(path)
+    if not path.is_file():
+        raise BadInput(f"rows file {path} does not exist: name a CSV, JSONL or parquet file or a folder of runs")
+    readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".parquet": _parquet}
+    if path.suffix.lower() not in readers:
+        raise BadInput(f"rows file {path} ends in '{path.suffix}': use one of {', '.join(readers)}")
+    return readers[path.suffix.lower()](path)
+
+
+def _csv(path: Path) -> Records:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        records, places = [], []
+        for record in reader:
+            if None in record or None in record.values():
+                raise BadInput(f"{path} line {reader.line_num} has another number of cells than the header: mend it")
+            records.append(record)
+            places.append(f"row {len(records)} (line {reader.line_num})")
+    return records, places
+
+
+def _jsonl(path: Path) -> Records:
+    records = []
+    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if text.strip():
+            records.append(_object(text, f"{path} line {line}"))
+    return records, _numbered(len(records))
+
+
+def _json(path: Path) -> Records:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path} is not JSON ({error}): write a list of objects, or a JSONL file") from error
+    if isinstance(value, dict):
+        return _from_columns(value)
+    return [dict(item) for item in value], _numbered(len(value))
+
+
+def _object(text: str, place: str) -> dict:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"{place} is not JSON ({error}): mend or remove that line") from error
+    if not isinstance(value, dict):
+        raise BadInput(f"{place} is no JSON object: each line of a JSONL file is one run")
+    return value
+
+
+def _parquet(path: Path) -> Records:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise BadInput(f"{path} needs pyarrow: pip install 'diloco[data]', or save the rows as CSV") from error
+    return _from_columns(pyarrow.parquet.read_table(path).to_pydict())
+
+
+def _run_folders(path: Path) -> Records:
+    """A run's folder, or a folder of them; a run without its row or receipt counts as unfinished."""
+    folders = [path] if (path / _CONFIG).is_file() else sorted(p.parent for p in path.glob(f"*/{_CONFIG}"))
+    if not folders:
+        raise BadInput(f"{path} holds no runs (no {_CONFIG} in it or one level below): name a folder of run folders")
+    records = [_run_record(folder) for folder in folders]
+    return records, [f"run {folder.name}" for folder in folders]
+
+
+def _run_record(folder: Path) -> dict[str, Any]:
+    if not (folder / _ROW).is_file() or not (folder / _RECEIPT).is_file():
+        return {"run": folder.name, "status": "unfinished"}
+    (record,), _ = _csv(folder / _ROW)
+    return {**record, "status": "finished"}
+
+
+def _from_columns(columns: Mapping[str, Any]) -> Records:
+    cells = {str(name): list(values) for name, values in columns.items()}
+    lengths = {name: len(values) for name, values in cells.items()}
+    if len(set(lengths.values())) > 1:
+        raise BadInput(f"columns have different lengths {lengths}: give one value per run in each")
+    count = next(iter(lengths.values()), 0)
+    return [{name: values[i] for name, values in cells.items()} for i in range(count)], _numbered(count)
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"row {i}" for i in range(1, count + 1)]
+
+
+def _named(source: Any) -> str:
+    return str(source) if isinstance(source, (str, Path)) else f"the {type(source).__name__} of rows"

@@ -1,0 +1,170 @@
+"""Rows: every way in, names and units, and each kind of row that is refused with its number.
+
+pytest tests/laws/test_rows.py
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from diloco.laws import read_rows
+from diloco.laws.axes import canonical, number
+
+GOOD = {"params": [1e8, 2e8, 4e8], "replicas": [1, 2, 4], "loss": [3.0, 2.8, 2.6], "run": ["a", "b", "c"]}
+
+
+def spoilt(column: str, value: object, row: int = 1) -> dict:
+    values = [*GOOD.get(column, [1, 1, 1])]
+    values[row] = value
+    return GOOD | {column: values}
+
+
+def write_csv(path, columns: dict) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def test_all_sources_give_the_same_rows(tmp_path) -> None:
+    pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
+
+    records = [dict(zip(GOOD, values, strict=True)) for values in zip(*GOOD.values(), strict=True)]
+    write_csv(tmp_path / "rows.csv", GOOD)
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "rows.json").write_text(json.dumps(records))
+    pandas.DataFrame(GOOD).to_parquet(tmp_path / "rows.parquet")
+    assert parquet.read_schema(tmp_path / "rows.parquet").names == list(GOOD)
+    files = [tmp_path / f"rows.{kind}" for kind in ("csv", "jsonl", "json", "parquet")]
+    for source in (*files, GOOD, records, pandas.DataFrame(GOOD)):
+        rows = read_rows(source)
+        assert rows.column("params").tolist() == [1e8, 2e8, 4e8] and rows.texts["run"] == ("a", "b", "c")
+        assert rows.data_hash == read_rows(GOOD).data_hash
+
+
+def test_run_folders(tmp_path) -> None:
+    for name, loss in (("one", 3.0), ("two", 2.8)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "receipt.json").write_text("{}")
+        write_csv(
+            tmp_path / name / "row.csv", {"run": [name], "params": [loss * 1e8], "codec": ["fp32"], "loss": [loss]}
+        )
+    assert read_rows(tmp_path).column("loss").tolist() == [3.0, 2.8]
+    assert len(read_rows(tmp_path / "one")) == 1
+    assert len(read_rows([tmp_path / "one", tmp_path / "two"])) == 2
+    (tmp_path / "two" / "receipt.json").unlink()
+    with pytest.raises(ValueError, match="run two.*status is 'unfinished'"):
+        read_rows(tmp_path)
+    assert len(read_rows(tmp_path, bad="drop")) == 1
+
+
+@pytest.mark.parametrize(
+    "header, name",
+    [("N", "params"), ("Model Size", "params"), ("D", "tokens"), ("M", "replicas"), ("eval_loss_c4", "loss")]
+    + [("Training FLOP", "flops"), ("H", "sync_every"), ("peak_lr", "inner_lr"), ("algorithm", "method")],
+)
+def test_aliases(header, name) -> None:
+    assert canonical(header) == name
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [("35M", 35e6), ("1.3b", 1.3e9), ("24_000", 24000), ("1e-3", 1e-3), (7, 7), ("x", None), ("1.2.3", None)],
+)
+def test_numbers_as_people_write_them(text, value) -> None:
+    assert number(text) == value
+
+
+def test_map_wins_over_aliases() -> None:
+    columns = {"N": [1e8, 2e8], "loss": [1.0, 2.0], "val_bpb": [0.9, 0.8]}
+    assert read_rows(columns, rename={"loss": "val_bpb"}).column("loss").tolist() == [0.9, 0.8]
+    with pytest.raises(ValueError, match="no column 'bpb'"):
+        read_rows(columns, rename={"loss": "bpb"})
+
+
+def test_nominal_sizes_are_taken_and_said() -> None:
+    rows = read_rows({"model": ["35M", "1.3B"], "loss": [3.0, 2.0]})
+    assert rows.column("params").tolist() == [35e6, 1.3e9] and "nominal" in rows.notes[0]
+
+
+@pytest.mark.parametrize(
+    "rows, reason",
+    [
+        (spoilt("loss", float("nan")), r"row 2 \(b\): loss is empty or no number"),
+        (spoilt("loss", "diverged"), r"row 2 \(b\): loss is empty or no number"),
+        (spoilt("loss", float("inf")), "loss is inf"),
+        (spoilt("loss", -1.0), "loss is -1, which has no logarithm"),
+        (spoilt("params", 0), "params is 0, which has no logarithm"),
+        (spoilt("status", "running"), "status is 'running'"),
+        (spoilt("fraction_done", 0.4), "only 40% of the run is done"),
+        ({name: [*values, values[0]] for name, values in GOOD.items()}, "row 4.*the same as row 1"),
+    ],
+)
+def test_unusable_rows_are_named_or_dropped_by_name_report_143(rows, reason) -> None:
+    with pytest.raises(ValueError, match=reason) as error:
+        read_rows(rows)
+    assert "\n" not in str(error.value) and "bad='drop'" in str(error.value)
+    kept = read_rows(rows, bad="drop")
+    assert len(kept) == len(rows["loss"]) - 1 and "1 of" in kept.notes[-1] and "left out" in kept.notes[-1]
+
+
+def test_rows_of_a_csv_carry_their_line(tmp_path) -> None:
+    write_csv(tmp_path / "rows.csv", spoilt("loss", ""))
+    with pytest.raises(ValueError, match=r"row 2 \(line 3\)"):
+        read_rows(tmp_path / "rows.csv")
+
+
+@pytest.mark.parametrize("column", ["tokenizer", "method", "annealed", "eval_set"])
+def test_mixed_groups_are_refused_with_both_ways_out_report_145(column) -> None:
+    rows = GOOD | {column: ["gpt2", "gpt2", "llama"]}
+    with pytest.raises(
+        ValueError, match=rf"mix {column} 'gpt2' \(row 1\), 'llama' \(row 3\).*where {column}=gpt2.*pool"
+    ):
+        read_rows(rows)
+    assert len(read_rows(rows, where={column: "gpt2"})) == 2
+    assert len(read_rows(rows, pool=[column])) == 3
+
+
+def test_another_meaning_of_status_is_no_harm() -> None:
+    assert len(read_rows(GOOD | {"status": ["full text"] * 3})) == 3
+
+
+def test_empty_cells_matter_only_where_a_form_uses_the_column() -> None:
+    rows = read_rows(spoilt("replicas", ""))
+    assert not rows.has("replicas")
+    with pytest.raises(ValueError, match=r"row 2 \(b\): replicas is empty"):
+        rows.column("replicas")
+
+
+@pytest.mark.parametrize(
+    "source, complaint",
+    [
+        ("nowhere.csv", "does not exist"),
+        ({}, "no rows"),
+        ({"loss": [1.0], "params": [1e8, 2e8]}, "different lengths"),
+        ({"params": [1e8]}, "no numeric column 'loss'"),
+        (7, "type int"),
+    ],
+)
+def test_what_is_no_table_is_refused(source, complaint) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read_rows(source)
+
+
+def test_broken_files_name_the_line(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("params,loss\n1e8,3\n1e9\n")
+    (tmp_path / "a.jsonl").write_text('{"params": 1e8, "loss": 3}\n{"params":\n')
+    (tmp_path / "a.xlsx").write_text("")
+    for name, complaint in (("a.csv", "line 3"), ("a.jsonl", "line 2"), ("a.xlsx", ".xlsx")):
+        with pytest.raises(ValueError, match=complaint):
+            read_rows(tmp_path / name)
+
+
+def test_derived_tokens_per_param() -> None:
+    rows = read_rows({"params": [1e8, 2e8], "tokens": [2e9, 2e9], "loss": [3.0, 2.9]})
+    np.testing.assert_allclose(rows.column("tokens_per_param"), [20, 10])
