@@ -23,6 +23,7 @@ from diloco.outer.schedule import (
     Timetable,
     as_interval,
     check_overlap,
+    count_rounds,
     noise_ratio,
     parse_interval,
 )
@@ -133,6 +134,19 @@ def test_overlap_stays_below_the_shortest_interval_report_129(interval: Interval
 
 
 # -- intervals
+
+
+def test_rounds_of_a_run_are_those_that_the_timetable_sends() -> None:
+    """The partial one at the end included, whatever H does."""
+    for interval in (Fixed(7), Tapered(5, ((20, 9), (50, 3))), Smooth(4, 20, 60), Adaptive(6, 3, 12)):
+        for steps in (1, 6, 7, 8, 35, 60, 61, 100):
+            table, sent, last = Timetable.begin(2, interval.at(0, 0, None)), 0, 0
+            for t in range(1, steps + 1):
+                if table.ends(t):
+                    table = table.next(interval.at(t, table.every, None))
+                if 0 in table.due(t):
+                    sent, last = sent + 1, t
+            assert count_rounds(interval, steps) == sent + (last < steps), (interval, steps)
 
 
 def test_tapered_changes_with_the_first_cycle_after_a_milestone() -> None:
