@@ -308,7 +308,6 @@ class Round:
                 self.fragment.rebase() if self.means.mixing == REBASE else self.fragment.mix(self.means.mixing)
         self.closed(self.report)
 
-
     def _land_buffers(self) -> None:
         """Float buffers are mixed like the weights; a counter that has gone on meanwhile does not go back."""
         mixing = self.means.mixing if self.flying and self.means.mixing != REBASE else 0.0

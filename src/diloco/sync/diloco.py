@@ -325,7 +325,8 @@ class DiLoCo:
 
     def _site_averaged(self, report: RoundReport) -> None:
         self.site_averages += 1
-        if self.rank in report.left_out:
+        # A site all of which is spoilt waits for the round, which resets and names its replicas.
+        if self.rank in report.left_out and len(report.left_out) < len(self.exchange.topology.site_of(self.rank)):
             self._recover()
         self.site_bytes_sent += report.bytes_sent
         self.site_s += report.stall_s

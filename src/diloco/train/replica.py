@@ -122,7 +122,11 @@ def build_replicas(
         if world.distributed:
             world.exchange.join(facts, list(model.state_dict().values()))
         return [replica]
-    outer = Average() if config.method == "local-sgd" else config.outer.build(count_rounds(config.build_interval(total_steps), total_steps))
+    outer = (
+        Average()
+        if config.method == "local-sgd"
+        else config.outer.build(count_rounds(config.build_interval(total_steps), total_steps))
+    )
     replicas = []
     for index, rank in enumerate(world.mine):
         replica = Replica(config, data, model if index == 0 else copy.deepcopy(model), total_steps, world, (rank,))
