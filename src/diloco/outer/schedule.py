@@ -116,8 +116,10 @@ class Timetable:
 
 
 def count_rounds(interval: Interval, steps: int) -> int:
-    """Rounds of one fragment in a run of so many inner steps, the partial one at its end included. An interval that goes
-    by measurements is taken to stay as it begins."""
+    """Rounds of one fragment in a run of so many inner steps, the partial one at its end included.
+
+    An interval that goes by measurements is taken to stay as it begins.
+    """
     every = interval.at(0, 0, None)
     begins, rounds = every, 0
     while begins <= steps:

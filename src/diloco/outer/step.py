@@ -15,7 +15,6 @@ from diloco.outer.flat import Flat
 from diloco.outer.optimizers import OuterOptimizer, State, Torch
 from diloco.outer.rates import rate_at
 
-
 # A multiple of every vector register's length in elements.
 VECTOR_ELEMENTS = 64
 

@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-
 # Leaves a thread 3% of a core that another wants to itself.
 NICENESS = 15
 
