@@ -36,7 +36,10 @@ Rate = Callable[[int], float]
 def plain_late(
     mode: str, replicas: int, case: Case, rate: float | Rate, mu: float, nesterov: bool
 ) -> tuple[Tensor, Tensor]:
-    """`rate`: the outer lr, or a function of the number of the round whose gradient is applied. Weights after every inner step [T, M, n], and the global weights once every window has been applied [n]."""
+    """Weights after every inner step [T, M, n], and the global weights once every window has been applied [n].
+
+    `rate`: the outer lr, or a function of the number of the round whose gradient is applied.
+    """
     models = [small_model(0) for _ in range(replicas)]
     optimizers = [inner_optimizer(m) for m in models]
     weights = [dict(m.named_parameters()) for m in models]
