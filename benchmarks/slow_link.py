@@ -191,6 +191,7 @@ def main() -> int:
         help="python of an environment with torch and torchft 0.2.0; default: $TORCHFT_PYTHON",
     )
     parser.add_argument("--out", default="", help="JSON file for the result")
+    parser.add_argument("--update", action="store_true", help="keep what --out holds of cells not measured this time")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an exception, so that the namespaces are taken away
     try:
@@ -203,7 +204,10 @@ def main() -> int:
         return 130
     show(result)
     if arguments.out:
-        Path(arguments.out).write_text(json.dumps(result, indent=1) + "\n")
+        out = Path(arguments.out)
+        if arguments.update and out.exists():
+            result = table.updated(json.loads(out.read_text()), result)
+        out.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

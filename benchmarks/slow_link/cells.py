@@ -9,7 +9,7 @@ from diloco.wire.exchange import sum_bytes
 from diloco.wire.link import Link
 
 REPLICAS = 2
-SYNC_EVERY, OVERLAP, MIXING = 100, 5, 0.5
+SYNC_EVERY, OVERLAP, MIXING = 100, 5, 0.0
 VOCAB, SEQ_LEN = 256, 128
 SEQUENCES = {"1m": 8, "10m": 2}
 """A replica's batch, so that an inner step takes about 0.1 s with 1m and 0.2 s with 10m on one core."""
@@ -22,7 +22,9 @@ GUESSED_STEP_S = {"1m": 0.11, "10m": 0.22}
 """Only to decide how many data-parallel steps fit into DP_S."""
 DP_S, DP_MIN_STEPS, DP_MAX_STEPS = 12.0, 2, 50
 
-METHODS = ("compute", "dp", "diloco", "streaming", "streaming-e3m0")
+METHODS = ("compute", "dp", "diloco", "streaming", "streaming-e3m0", "socket")
+"""socket: no replicas at all, but a plain socket that keeps the line full both ways: what the kernel's own packets cost
+the core that computes."""
 LINKS = ("100mbit", "20mbit", "5mbit")
 TORCHFT_LINK = "100mbit"
 
@@ -49,7 +51,7 @@ class Cell:
     @property
     def steps(self) -> int:
         """Timed inner steps: whole windows. Data parallel has no windows and is cut short where a step takes long."""
-        if self.method == "compute":
+        if self.method in ("compute", "socket"):
             return SYNC_EVERY // 2
         if self.method == "dp":
             return max(DP_MIN_STEPS, min(DP_MAX_STEPS, int(DP_S / self._dp_step_s())))
@@ -86,4 +88,5 @@ def throttle_cells(cells: list[Cell]) -> list[Cell]:
 
 
 def virtual_cells(cells: list[Cell]) -> list[Cell]:
-    return [Cell(c.model, c.method, c.link, "virtual") for c in cells if c.path == "tbf" and c.method != "torchft"]
+    left_out = ("torchft", "socket")
+    return [Cell(c.model, c.method, c.link, "virtual") for c in cells if c.path == "tbf" and c.method not in left_out]

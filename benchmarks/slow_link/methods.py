@@ -21,6 +21,10 @@ def build(cell: Cell, loop: Loop) -> Method:
         from slow_link.torchft_peer import torchft
 
         return torchft(loop)
+    if cell.method == "socket":
+        from slow_link.plain_socket import full_line
+
+        return full_line()
     exchange = diloco.Collective(link=Link.parse(cell.link)) if cell.path == "throttle" else diloco.Collective()
     return data_parallel(loop, exchange.sum) if cell.method == "dp" else wrap(cell, loop, exchange)
 

@@ -76,6 +76,20 @@ def _sync_ratio(step_s: float, measured: dict) -> dict:
     return {"ratio_of_waits": (step_s - inner_s) / wait_s} if wait_s > 0.1 * inner_s else {}
 
 
+def updated(old: dict, new: dict) -> dict:
+    """The new result with the old one's rows of cells that it lacks, in the old order."""
+    merged = {**new, "took_s": old["took_s"] + new["took_s"]}
+    for name in ("rows", "throttle", "virtual"):
+        fresh = {_key(row): row for row in new[name]}
+        kept = [fresh.pop(_key(row), row) for row in old[name]]
+        merged[name] = kept + list(fresh.values())
+    return merged
+
+
+def _key(row: dict) -> tuple:
+    return tuple(row.get(name) for name in ("model", "method", "link", "path"))
+
+
 def lines(rows: list[dict]) -> list[str]:
     """The table as text."""
     head = f"{'model':<6}{'method':<16}{'link':<9}{'path':<9}{'steps':>6}{'step ms':>10}{'tokens/s':>10}{'compute':>9}"

@@ -6,6 +6,8 @@ pytest tests/sync/test_late.py
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from support.replicas import Fleet, inner_step, small_model
@@ -18,6 +20,7 @@ OUTERS = {
     "nesterov": (diloco.Nesterov(0.7, 0.9), 0.7, 0.9, True),
     "heavy ball": (diloco.HeavyBall(0.5, 0.8), 0.5, 0.8, False),
     "sgd": (diloco.SGD(0.9), 0.9, 0.0, False),
+    "scheduled": (diloco.Nesterov(diloco.Linear(0.8, 6), 0.9), diloco.Linear(0.8, 6), 0.9, True),
 }
 
 
@@ -27,8 +30,16 @@ def _outer(theta: Tensor, momentum: Tensor, gradient: Tensor, lr: float, mu: flo
     theta.sub_(lr * (gradient + mu * momentum if nesterov else momentum))
 
 
-def plain_late(mode: str, replicas: int, case: Case, lr: float, mu: float, nesterov: bool) -> tuple[Tensor, Tensor]:
-    """Weights after every inner step [T, M, n], and the global weights once every window has been applied [n]."""
+Rate = Callable[[int], float]
+
+
+def plain_late(
+    mode: str, replicas: int, case: Case, rate: float | Rate, mu: float, nesterov: bool
+) -> tuple[Tensor, Tensor]:
+    """Weights after every inner step [T, M, n], and the global weights once every window has been applied [n].
+
+    `rate`: the outer lr, or a function of the number of the round whose gradient is applied.
+    """
     models = [small_model(0) for _ in range(replicas)]
     optimizers = [inner_optimizer(m) for m in models]
     weights = [dict(m.named_parameters()) for m in models]
@@ -44,7 +55,9 @@ def plain_late(mode: str, replicas: int, case: Case, lr: float, mu: float, neste
     history = []
 
     @torch.no_grad()
-    def boundary(group: list[str]) -> None:
+    def boundary(p: int, group: list[str]) -> None:
+        lr, own_lr = lr_of(max(taken[p], 1)), lr_of(taken[p] + 1)
+        taken[p] += 1
         for name in group:
             own = [start[m][name] - weights[m][name] for m in range(replicas)]
             stale = sum(before[m][name] for m in range(replicas)) / replicas
@@ -54,20 +67,21 @@ def plain_late(mode: str, replicas: int, case: Case, lr: float, mu: float, neste
                 start[m][name].copy_(theta[m][name])
                 weights[m][name].copy_(theta[m][name])
                 before[m][name].copy_(own[m])
-            _outer(shared[name], shared_momentum[name], sum(own) / replicas, lr, mu, nesterov)
+            _outer(shared[name], shared_momentum[name], sum(own) / replicas, own_lr, mu, nesterov)
 
-    last = [0] * case.fragments
+    last, taken = [0] * case.fragments, [0] * case.fragments
+    lr_of = rate if callable(rate) else lambda number: rate
     for t in range(1, case.length + 1):
         for m in range(replicas):
             inner_step(models[m], optimizers[m], m, t - 1)
         for p, group in enumerate(GROUPS[case.fragments]):
             if t >= case.every and (t - p * case.every // case.fragments) % case.every == 0:
-                boundary(group)
+                boundary(p, group)
                 last[p] = t
         history.append(torch.stack([flat(m) for m in models]))
     for p, group in enumerate(GROUPS[case.fragments]):
         if last[p] < case.length:
-            boundary(group)
+            boundary(p, group)
     return torch.stack(history), torch.cat([shared[name].flatten() for name in NAMES])
 
 

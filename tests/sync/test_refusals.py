@@ -130,6 +130,7 @@ DIFFERENT = {
     "outer": ({"outer": diloco.SGD()}, "outer differs: .*Nesterov.*SGD"),
     "sites": ({"sites": 2}, "site.* differs?"),
     "site_every": ({"site_every": 2}, "site.* differs?"),
+    "bucket_bytes": ({"bucket_bytes": 1024}, "bucket_bytes differs"),
 }
 COMMON = {"codec": "int8", "fragments": "balanced:2", "overlap": 1, "mixing": 0.5}
 
@@ -164,3 +165,58 @@ def test_ranks_that_differ_are_refused_on_all_alike_before_a_tensor_travels_repo
         assert len(said) == 1, said
         text, untouched = said.pop()
         assert re.search(message, text) and "start all replicas with the same settings" in text and untouched
+
+
+ALONE = {
+    "codec": ({"codec": "e3mo"}, "codec is 'e3mo': give 'e3m0'"),
+    "overlap": ({"overlap": 9}, "overlap is 9"),
+    "fragments": ({"fragments": [["zz"]]}, "zz"),
+    "merge": ({"merge": "median"}, "merge is 'median'"),
+    "offsets": ({"offsets": [9, 9]}, "offsets are"),
+}
+
+
+def _refused_alone(rank: int) -> list[str]:
+    found = []
+    for other, _ in ALONE.values():
+        model = small_model(rank)
+        options = {"sync_every": 5, "fragments": "balanced:2", **(other if rank == 1 else {})}
+        try:
+            diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+            found.append("not refused")
+        except diloco.BadInput as error:
+            found.append(str(error))
+    return found
+
+
+def test_what_one_replica_refuses_the_others_refuse_too_report_103() -> None:
+    """Nobody waits for a replica that will not come."""
+    others, own = run_ranks(2, _refused_alone)
+    for (_, message), heard, said in zip(ALONE.values(), others, own, strict=True):
+        assert message in said and heard == f"{said} (replica 1)"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"codec": None}, "codec is None"),
+        ({"codec": 5}, "codec is 5"),
+        ({"merge": None}, "merge is None"),
+        ({"exchange": 2}, "exchange is 2: give Local"),
+        ({"offsets": 3}, "offsets is 3: give a list"),
+    ],
+    ids=str,
+)
+def test_values_of_the_wrong_kind(options: dict, message: str) -> None:
+    model = small_model()
+    with pytest.raises(diloco.BadInput, match=message):
+        diloco.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), **{"sync_every": 5, **options})
+
+
+def test_sites_and_links_of_the_wrong_kind() -> None:
+    for sites in (None, [0, 1, 2, 3]):
+        with pytest.raises(diloco.BadInput, match="sites are .*: give how many"):
+            diloco.Hierarchical(diloco.Local(4), sites=sites)
+    with pytest.raises(diloco.BadInput, match="link is 5"):
+        diloco.Local(2, link=5)
+    assert str(diloco.Local(2, link="100mbit,25ms").clock.link) == "100mbit,25ms"

@@ -26,6 +26,7 @@ WAYS = {
     "in flight with residual": {"fragments": GROUPS[3], "overlap": 4, "mixing": 0.5, "codec": "e3m0"},
     "delayed": {"fragments": GROUPS[2], "overlap": "delayed", "codec": "int4"},
     "eager": {"fragments": GROUPS[2], "overlap": "eager", "codec": "int4"},
+    "eager with a schedule": {"overlap": "eager", "outer": diloco.Nesterov(diloco.Cosine(0.8, 6), 0.9)},
     "clipped": {"merge": "clipped:1.0", "overlap": 2},
     "adaptive": {"sync_every": diloco.Adaptive(5, 5, 9, target=1e-4), "fragments": GROUPS[2], "overlap": 3},
 }

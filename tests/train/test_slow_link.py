@@ -116,6 +116,15 @@ def test_an_overlap_too_short_for_the_link_stalls_for_the_rest(tmp_path: Path, t
     assert [r["stall_s"] for r in receipt["rounds"][:3]] == pytest.approx([round_s - 2 * STEP_S] * 3)
 
 
+def test_rounds_of_several_fragments_follow_one_another(tmp_path: Path, ticking: None) -> None:
+    """As over a network, where one thread carries them: the second is not begun before the first has ended."""
+    receipt = quiet_train(tiny(tmp_path, link=LINK, fragments="balanced:2", overlap="1", steps=8, sync_every=8))
+    first, second = receipt["rounds"]
+    sizes = receipt["fragment_params"]
+    took = [line_s(HEADER_BYTES + 4 * n + TRAILER_BYTES) + 4 * DELAY_S for n in sizes]
+    assert (first["step"], second["step"]) == (8, 8) and receipt["virtual_s"] == pytest.approx(8 * STEP_S + sum(took))
+
+
 def test_a_resumed_clock_goes_on_where_it_stood(tmp_path: Path, ticking: None) -> None:
     """The line's queue too: a fragment is under way at most of these stops."""
     options = {"link": LINK, "fragments": "balanced:3", "overlap": "2", "codec": "int8"}

@@ -10,8 +10,10 @@ import pytest
 import torch
 from support.drift import HALVES, Drifters, Tensors, digest, drift, flat_of, flat_weights, make_sync, residual_digest
 from support.processes import run_ranks
+from support.replicas import Fleet
 
 import diloco
+from diloco.outer.round import Round
 
 NAMES = ("bf16", "fp16", "int8", "int4", "e3m0", "topk:0.05", "randk:0.05")
 SPECS = ("fp32", *(name + feedback for name in NAMES for feedback in ("-ef", "+ef")))
@@ -160,3 +162,18 @@ def test_processes_equal_one_process_to_the_bit_report_101(replicas: int) -> Non
         for m, sync in enumerate(fleet.syncs):
             ours = [digest(fleet.models[m]), residual_digest(sync), *(r.checksum for r in sync.rounds)]
             assert found[m][index] == ours, (options, m)
+
+
+def test_randk_takes_other_coordinates_in_every_fragment_and_round(monkeypatch) -> None:
+    """Two fragments of equal length in one round, and one fragment in two rounds: a seed for each."""
+    seeds, original = [], Round._reduction.fget
+
+    def noting(self: Round) -> object:
+        reduction = original(self)
+        seeds.append((self.report.round, self.fragment.index, reduction.seed))
+        return reduction
+
+    monkeypatch.setattr(Round, "_reduction", property(noting))
+    Fleet(2, codec="randk:0.5", fragments="balanced:2", sync_every=4).run(12)
+    by_seed = {seed: (round, fragment) for round, fragment, seed in seeds}
+    assert len(by_seed) == len({(round, fragment) for round, fragment, _ in seeds}) >= 4

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.drift import HALVES, Drifters, Tensors, digest, drift, flat_weights, make_sync, residual_digest
 from support.processes import run_ranks
+from support.replicas import inner_step, small_model, weights_of
 
 import diloco
 from diloco.wire.hierarchical import divide_into_sites
@@ -110,6 +111,22 @@ def test_a_nan_replica_takes_the_others_weights_at_a_site_average_report_85() ->
     assert digest(fleet.models[0]) == digest(fleet.models[1]) == digest(alone.models[0])
     fleet.run(4)
     assert not fleet.apart() and fleet.syncs[0].rounds[0].left_out == []
+
+
+def test_a_nan_replica_loses_its_moments_at_a_site_average_report_85() -> None:
+    """Else they would spoil its fresh weights at the next inner step, again and again."""
+    exchange = diloco.Hierarchical(diloco.Local(2), sites=1, every=2)
+    models = [small_model() for _ in range(2)]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        diloco.DiLoCo(model, optimizer, sync_every=8, exchange=exchange)
+    for t in range(3):
+        if t == 1:
+            with torch.no_grad():
+                models[1].scale.fill_(float("nan"))
+        for m in range(2):
+            inner_step(models[m], optimizers[m], m, t)
+    assert weights_of(models[1]).isfinite().all()
 
 
 def test_a_site_all_of_which_is_nan_waits_for_the_round_report_85() -> None:

@@ -52,10 +52,12 @@ def get_codec(spec: str) -> Codec:
 
     Raises BadInput, with the nearest valid spec, for an unknown name and for options that the codec cannot have.
     """
+    if not isinstance(spec, str):
+        raise BadInput(f"codec is {spec!r}: give the name of one, {', '.join(CODECS)}")
     base, suffix = (spec[:-3], spec[-3:]) if spec.endswith(("+ef", "-ef")) else (spec, "")
     name, *options = base.split(":")
     if name not in _FAMILIES:
-        near = difflib.get_close_matches(name.lower(), _FAMILIES, n=1, cutoff=0.0)[0]
+        near = next(iter(difflib.get_close_matches(name.lower(), _FAMILIES, n=1, cutoff=0.4)), "fp32")
         near += ":0.01" if _FAMILIES[near].sparse else ""
         raise BadInput(f"codec is {spec!r}: give {near!r}, or another of {', '.join(CODECS)}")
     family = _FAMILIES[name]

@@ -220,6 +220,8 @@ def parse_interval(spec: str, sync_every: int, total_steps: int) -> Interval:
         pairs = [pair.split("=") for pair in value.split(",")]
         if not all(0 < float(fraction) < 1 for fraction, _ in pairs):
             raise BadInput(f"interval is {spec!r}: the fractions of the run must lie between 0 and 1")
+        if sorted(pairs, key=lambda pair: float(pair[0])) != pairs or not all(int(every) for _, every in pairs):
+            raise BadInput(f"interval is {spec!r}: give the fractions in ascending order, each with an H of 1 or more")
         # Two milestones may fall on one step of a short run: the later one counts.
         steps = {max(_round(float(fraction) * total_steps), 1): int(every) for fraction, every in pairs}
         return Tapered(sync_every, tuple(steps.items()))

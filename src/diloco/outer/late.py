@@ -46,18 +46,18 @@ class Late:
         self.offset: Tensor | None = torch.zeros_like(fragment.anchor) if eager else None
         self.before = torch.zeros_like(fragment.anchor) if eager else None
         self.state = OuterState(fragment.outer, self.offset) if eager else None
-        self.boundaries = 0
 
     def turn(self, fresh: Tensor | None) -> None:
         """At a boundary, the previous round having landed: restarts the replica.
 
         `fresh`: its outer gradient D_m(t), None where that is not finite.
         """
-        self.boundaries += 1
         self.fragment.start.copy_(self.fragment.anchor)
         if self.offset is not None:
             fresh = torch.zeros_like(self.before) if fresh is None else fresh
-            self.state.advance((fresh - self.before).div_(self.replicas), 0, len(fresh), self.boundaries)
+            # The lr of the anchor's own step at this boundary, which has been taken: the two are one outer step.
+            number = max(self.fragment.outer_steps, 1)
+            self.state.advance((fresh - self.before).div_(self.replicas), 0, len(fresh), number)
             self.before.copy_(fresh)
             self.fragment.start.add_(self.offset)
         self.fragment.restart()

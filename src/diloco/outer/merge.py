@@ -219,7 +219,7 @@ def get_merge(spec: str) -> Merge:
 
     Raises BadInput for an unknown name or a value outside its range.
     """
-    name, colon, value = spec.strip().lower().partition(":")
+    name, colon, value = str(spec).strip().lower().partition(":")
     if name not in _RULES:
         near = difflib.get_close_matches(name, MERGES, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""

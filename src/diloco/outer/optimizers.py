@@ -86,8 +86,7 @@ class Average:
 class _OnePass:
     """For momentum optimizers: the whole outer step in one pass over memory, by torch's fused SGD kernel.
 
-    The same operations as `update` and `anchor -= lr * direction`, at half their time; a last element or two of the
-    anchor may differ by the rounding of a fused multiply-add.
+    The same operations as `update` and `anchor -= lr * direction`, at half their time, for lengths that vectors divide.
     """
 
     _nesterov: ClassVar[bool]

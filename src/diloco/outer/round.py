@@ -303,13 +303,20 @@ class Round:
             for buffer, synced in zip(self.fragment.averaged.values(), self.fragment.synced_buffers, strict=True):
                 buffer.copy_(synced)
         else:
-            for buffer, merged in zip(self._buffers(), self.merged_buffers, strict=True):
-                buffer.copy_(merged)
-            for buffer, synced in zip(self.fragment.averaged.values(), self.fragment.synced_buffers, strict=True):
-                synced.copy_(buffer)
+            self._land_buffers()
             if self.flying and self.fragment.start is None:
                 self.fragment.rebase() if self.means.mixing == REBASE else self.fragment.mix(self.means.mixing)
         self.closed(self.report)
+
+    def _land_buffers(self) -> None:
+        """Float buffers are mixed like the weights; a counter that has gone on meanwhile does not go back."""
+        mixing = self.means.mixing if self.flying and self.means.mixing != REBASE else 0.0
+        averaged = list(self.fragment.averaged.values())
+        for buffer, synced, merged in zip(averaged, self.fragment.synced_buffers, self.merged_buffers, strict=False):
+            synced.copy_(merged)
+            buffer.copy_(buffer * mixing + synced * (1 - mixing) if mixing else synced)
+        for counter, merged in zip(self._buffers()[len(averaged) :], self.merged_buffers[len(averaged) :], strict=True):
+            counter.copy_(torch.maximum(counter, merged.to(counter)))
 
 
 def _cosine(own: float, distance: float, merged: float) -> float:

@@ -115,6 +115,20 @@ class Timetable:
         return cls(**{**values, "offsets": None if offsets is None else tuple(offsets)})
 
 
+def count_rounds(interval: Interval, steps: int) -> int:
+    """Rounds of one fragment in a run of so many inner steps, the partial one at its end included.
+
+    An interval that goes by measurements is taken to stay as it begins.
+    """
+    every = interval.at(0, 0, None)
+    begins, rounds = every, 0
+    while begins <= steps:
+        rounds, last = rounds + 1, begins
+        every = interval.at(begins, every, None)
+        begins += every
+    return rounds + 1 if not rounds or last < steps else rounds
+
+
 def check_overlap(interval: Interval, overlap: int) -> None:
     """Raises BadInput unless a result sent at t can be applied at t + overlap before the fragment is sent again."""
     if isinstance(overlap, bool) or not isinstance(overlap, int) or not 0 <= overlap < interval.shortest:

@@ -43,7 +43,8 @@ class SiteAverage:
                 f"replicas came to a site average at different inner steps, {[int(s) for s in rows[:, 1]]}: every "
                 "replica must take as many optimizer steps as the others"
             )
-        live = int(rows[:, 0].sum())
+        self.report.left_out = [m for m, ok in zip(self.members, rows[:, 0].tolist(), strict=True) if not ok]
+        live = len(self.members) - len(self.report.left_out)
         if live:
             talks = (self._bucket(flat, lo, hi, finite, live) for flat in self.flats for lo, hi in flat.buckets())
             yield Pipeline(talks)

@@ -15,6 +15,9 @@ from diloco.outer.flat import Flat
 from diloco.outer.optimizers import OuterOptimizer, State, Torch
 from diloco.outer.rates import rate_at
 
+# A multiple of every vector register's length in elements.
+VECTOR_ELEMENTS = 64
+
 
 def merged(contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """The weighted outer gradient: SUM in replica order, then divide by the number that take part.
@@ -77,8 +80,14 @@ class OuterState:
         """Applies the merged outer gradient of [lo, hi), which it may overwrite."""
         lr, state = self.lr(round), {k: v[lo:hi] for k, v in self.tensors.items()}
         if self.one_pass:
-            self.outer.step_in_one_pass(self.anchor[lo:hi], gradient, state, lr)
-            return
+            # The kernel rounds the last elements of a length that its vectors do not divide in another way, so these
+            # take the way below: no bit depends on how the parameters are laid out in fragments and slices.
+            whole = (hi - lo) // VECTOR_ELEMENTS * VECTOR_ELEMENTS
+            head = {k: v[:whole] for k, v in state.items()}
+            self.outer.step_in_one_pass(self.anchor[lo : lo + whole], gradient[:whole], head, lr)
+            lo, gradient, state = lo + whole, gradient[whole:], {k: v[whole:] for k, v in state.items()}
+            if lo == hi:
+                return
         direction, new = self.outer.update(gradient, state, round)
         for key, value in new.items():
             if value is not state[key]:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from diloco.outer.flat import linear_view
 from diloco.outer.fragment import Fragment, bit_sum
-from diloco.outer.fragments import Fragmentation, fragment_names
 from diloco.outer.optimizers import OuterOptimizer, Torch
 from diloco.outer.tensors import Roster, clean_name
 
@@ -15,14 +14,14 @@ from diloco.outer.tensors import Roster, clean_name
 def build_fragments(
     model: nn.Module,
     tensors: Roster,
-    fragmentation: Fragmentation,
+    groups: list[list[str]],
     outer: OuterOptimizer | Torch,
     embeddings_apart: bool,
     device: torch.device | None,
     bucket_bytes: int,
     block: int,
 ) -> list[Fragment]:
-    """Buffers travel with the first. Raises BadInput where the model cannot be split like that."""
+    """One for each group of names. Buffers travel with the first."""
     embeddings = embedding_names(model) if embeddings_apart else set()
     return [
         Fragment(
@@ -36,7 +35,7 @@ def build_fragments(
             tensors.counters if index == 0 else {},
             index,
         )
-        for index, group in enumerate(fragment_names(fragmentation, model, tensors.trained))
+        for index, group in enumerate(groups)
     ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from diloco.errors import BadInput
@@ -15,9 +17,26 @@ from diloco.outer.report import Mismatch
 from diloco.outer.round import REBASE
 from diloco.outer.schedule import check_overlap
 from diloco.outer.tensors import Roster
+from diloco.wire.collective import Collective
 from diloco.wire.exchange import Exchange
+from diloco.wire.local import Local
 
 COUNTERS = ("keep", "max")
+
+
+def as_exchange(value: Exchange | None) -> Exchange:
+    """The default is the process group where torch.distributed is initialised, else this process alone."""
+    if value is None:
+        return Collective() if dist.is_available() and dist.is_initialized() else Local(1)
+    if not all(hasattr(value, name) for name in ("join", "run", "start", "topology")):
+        raise BadInput(f"exchange is {value!r}: give Local(...), Collective(...) or Hierarchical(...)")
+    return value
+
+
+def as_offsets(value: Sequence[int] | None) -> Sequence[int] | None:
+    if value is None or isinstance(value, Sequence) and not isinstance(value, str):
+        return value
+    raise BadInput(f"offsets is {value!r}: give a list of inner steps, one for each fragment")
 
 
 def check_bucket_bytes(value: object) -> int:

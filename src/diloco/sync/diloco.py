@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from diloco.outer.codec import Codec, get_codec
+from diloco.errors import BadInput
+from diloco.outer.codec import get_codec
 from diloco.outer.fragment import BUCKET_BYTES, Fragment, weighted
-from diloco.outer.fragments import as_fragmentation
+from diloco.outer.fragments import as_fragmentation, fragment_names
 from diloco.outer.fragments import describe as describe_fragments
 from diloco.outer.interval import Interval, as_interval
 from diloco.outer.late import Late
@@ -27,10 +27,8 @@ from diloco.sync import checks, state
 from diloco.sync.airborne import Airborne
 from diloco.sync.build import build_fragments, frozen_sum
 from diloco.sync.receipt import make_receipt
-from diloco.wire.choose import Choice, choose_codec
-from diloco.wire.collective import Collective
+from diloco.wire.choose import AUTO, Choice, choose_codec
 from diloco.wire.exchange import Exchange, Facts
-from diloco.wire.local import Local
 
 
 class DiLoCo:
@@ -94,26 +92,35 @@ class DiLoCo:
         on_interval: Callable[[int, int, float | None], None] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self.model, self.interval = model, as_interval(sync_every)
-        self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        self.outer: OuterOptimizer = as_outer(outer)
-        self.overlap, self.late = checks.check_flight(overlap, mixing, self.interval, self.outer)
-        self.mixing, self.counters, self.merge = mixing, counters, get_merge(merge)
-        self.on_round, self.on_interval = on_round, on_interval
-        self.tensors = roster(model)
-        checks.check_optimizers(self.optimizers, self.tensors.trained)
-        device, max_counters = checks.as_device(anchor_device), checks.check_counters(counters)
-        checks.check_bucket_bytes(bucket_bytes)
-        self.fragmentation = as_fragmentation(fragments)
-        self.exchange = exchange or (Collective() if dist.is_available() and dist.is_initialized() else Local(1))
-        checks.check_merge(self.merge, self.exchange)
+        self.exchange = checks.as_exchange(exchange)
+        try:
+            self.model, self.interval = model, as_interval(sync_every)
+            self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+            self.outer: OuterOptimizer = as_outer(outer)
+            self.overlap, self.late = checks.check_flight(overlap, mixing, self.interval, self.outer)
+            self.mixing, self.counters, self.merge = mixing, counters, get_merge(merge)
+            self.on_round, self.on_interval = on_round, on_interval
+            self.tensors = roster(model)
+            checks.check_optimizers(self.optimizers, self.tensors.trained)
+            device, max_counters = checks.as_device(anchor_device), checks.check_counters(counters)
+            self.bucket_bytes = checks.check_bucket_bytes(bucket_bytes)
+            checks.check_merge(self.merge, self.exchange)
+            self.fragmentation = as_fragmentation(fragments)
+            groups = fragment_names(self.fragmentation, model, self.tensors.trained)
+            self.timetable = Timetable.begin(len(groups), self.interval.at(0, 0, None), checks.as_offsets(offsets))
+            self.codec = get_codec("fp32" if codec == AUTO else codec)
+        except BadInput as error:
+            self.exchange.refuse(str(error))
+            raise
+        self.exchange.agree({"codec": codec})
         self.codec_choice: Choice | None = None
-        self.codec = self._codec(codec)
+        if codec == AUTO:
+            self.codec_choice = choose_codec(self.exchange, sum(t.numel() for t in self.tensors.trained.values()))
+            self.codec = self.codec_choice.codec
         self.fragments = build_fragments(
-            model, self.tensors, self.fragmentation, self.outer, self.merge.embeddings_apart, device, bucket_bytes,
+            model, self.tensors, groups, self.outer, self.merge.embeddings_apart, device, bucket_bytes,
             self.codec.block,
         )  # fmt: skip
-        self.timetable = Timetable.begin(len(self.fragments), self.interval.at(0, 0, None), offsets)
         self.rank = self._join({**(facts or {}), "offsets": offsets and list(offsets)})
         self.means = Means(
             self.codec, self.merge, self.exchange.topology, self.rank,
@@ -127,15 +134,6 @@ class DiLoCo:
 
     # -- before the first step
 
-    def _codec(self, spec: str) -> Codec:
-        if spec != "auto":
-            codec = get_codec(spec)
-        self.exchange.agree({"codec": spec})
-        if spec == "auto":
-            self.codec_choice = choose_codec(self.exchange, sum(t.numel() for t in self.tensors.trained.values()))
-            codec = self.codec_choice.codec
-        return codec
-
     def _join(self, extra: Facts) -> int:
         facts = {
             "sync_every": self.sync_every if self.interval.shortest == self.interval.longest else repr(self.interval),
@@ -148,6 +146,7 @@ class DiLoCo:
             "counters": self.counters,
             "sites": [list(site) for site in self.exchange.topology.sites],
             "site_every": self.exchange.site_every,
+            "bucket_bytes": self.bucket_bytes,
             **extra,
             "tensors": self.tensors.description(),
             "frozen weights": frozen_sum(self.model),
@@ -326,6 +325,9 @@ class DiLoCo:
 
     def _site_averaged(self, report: RoundReport) -> None:
         self.site_averages += 1
+        # A site all of which is spoilt waits for the round, which resets and names its replicas.
+        if self.rank in report.left_out and len(report.left_out) < len(self.exchange.topology.site_of(self.rank)):
+            self._recover()
         self.site_bytes_sent += report.bytes_sent
         self.site_s += report.stall_s
 

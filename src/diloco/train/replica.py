@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from diloco.outer.late import LATE
 from diloco.outer.optimizers import Average
 from diloco.outer.report import RoundReport
+from diloco.outer.schedule import count_rounds
 from diloco.sync import DiLoCo
 from diloco.train.config import TrainConfig
 from diloco.train.data import Data
@@ -121,14 +122,15 @@ def build_replicas(
         if world.distributed:
             world.exchange.join(facts, list(model.state_dict().values()))
         return [replica]
-    outer = Average() if config.method == "local-sgd" else config.outer.build(-(-total_steps // config.sync_every))
+    interval = config.build_interval(total_steps)
+    outer = Average() if config.method == "local-sgd" else config.outer.build(count_rounds(interval, total_steps))
     replicas = []
     for index, rank in enumerate(world.mine):
         replica = Replica(config, data, model if index == 0 else copy.deepcopy(model), total_steps, world, (rank,))
         replica.sync = DiLoCo(
             replica.model,
             replica.optimizers,
-            sync_every=config.build_interval(total_steps),
+            sync_every=interval,
             outer=outer,
             fragments=config.build_fragments(),
             overlap=config.build_overlap(),

@@ -75,7 +75,7 @@ class WireOptions:
     def build_overlap(self) -> int | str:
         if self.overlap in LATE:
             return self.overlap
-        if not self.overlap.isdecimal():
+        if not self.overlap.removeprefix("-").isdecimal():
             raise BadInput(f"overlap is {self.overlap!r}: give a whole number of inner steps, or {' or '.join(LATE)}")
         return int(self.overlap)
 

@@ -11,6 +11,8 @@ from diloco.outer.codec import Codec, Key, get_codec
 from diloco.wire.collective import Collective
 from diloco.wire.exchange import Exchange, sum_bytes
 
+AUTO = "auto"
+
 # Those whose loss stays close to fp32's (studies/wire). Sparse ones are a decision about the loss, not about time.
 CANDIDATES = ("fp32", "bf16", "int8", "e3m0")
 

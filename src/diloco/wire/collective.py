@@ -25,8 +25,8 @@ from diloco.outer.dialogue import Collect, Dialogue, Gather, Members, Pipeline, 
 from diloco.outer.fragment import bit_sum
 from diloco.outer.report import Mismatch
 from diloco.wire.background import Background, Pending
-from diloco.wire.exchange import Facts, Flight, Job, Message, check_equal
-from diloco.wire.link import Link, Throttle
+from diloco.wire.exchange import REFUSED, Facts, Flight, Job, Message, check_equal
+from diloco.wire.link import Link, Throttle, as_link
 from diloco.wire.local import reply as alone
 from diloco.wire.meter import Meter
 
@@ -53,7 +53,7 @@ class Collective:
         self,
         group: dist.ProcessGroup | None = None,
         timeout_s: float = 1800.0,
-        link: Link | None = None,
+        link: Link | str | None = None,
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -72,7 +72,7 @@ class Collective:
         self.rank = dist.get_rank(self.group)
         on_gpu = "nccl" in dist.get_backend(self.group)
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        self._throttle = Throttle(link) if link else None
+        self._throttle = Throttle(as_link(link)) if link else None
         self._background: Background | None = None
         self._left_at = time.perf_counter()
 
@@ -100,6 +100,9 @@ class Collective:
 
     def agree(self, facts: Facts) -> None:
         check_equal(self.gather_json(facts))
+
+    def refuse(self, sentence: str) -> None:
+        self.gather_json({REFUSED: sentence})
 
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         self._check_sum()

@@ -59,6 +59,10 @@ class Exchange(Protocol):
         """Checks that all replicas state the same facts, ahead of messages that hang upon them. Raises BadInput."""
         ...
 
+    def refuse(self, sentence: str) -> None:
+        """Instead of `agree`: tells the others why this replica will not join, so that they refuse too."""
+        ...
+
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         """Checks that all replicas state the same facts, copies replica 0's tensors into everybody's, returns this
         replica's rank.
@@ -103,11 +107,17 @@ class Message:
     fragment: int
 
 
+REFUSED = "refused"
+
+
 def check_equal(facts: list[Facts]) -> None:
     """`facts`: one entry per replica. Raises BadInput naming the first key, or line of a list, in which a replica
     differs from replica 0."""
     # Through JSON first, so that facts that travelled and facts that did not compare alike.
-    first, *others = [json.loads(json.dumps(f)) for f in facts]
+    first, *others = facts = [json.loads(json.dumps(f)) for f in facts]
+    for rank, stated in enumerate(facts):
+        if REFUSED in stated:
+            raise BadInput(f"{stated[REFUSED]} (replica {rank})")
     for rank, other in enumerate(others, start=1):
         for key in [*first, *(k for k in other if k not in first)]:
             mine, theirs = first.get(key), other.get(key)

@@ -46,6 +46,8 @@ def divide_into_sites(replicas: int, sites: int | Sequence[Sequence[int]]) -> tu
             raise BadInput(f"sites is {sites}, which does not divide {replicas} replicas: the nearest is {nearest}")
         size = replicas // sites
         return tuple(tuple(range(s * size, (s + 1) * size)) for s in range(sites))
+    if not isinstance(sites, Sequence) or not all(isinstance(s, Sequence) and not isinstance(s, str) for s in sites):
+        raise BadInput(f"sites are {sites!r}: give how many, or a list of the ranks of each, as in [[0, 1], [2, 3]]")
     ranks = [rank for site in sites for rank in site]
     if sorted(ranks) != list(range(replicas)) or not all(sites):
         raise BadInput(f"sites are {sites!r}: each of the replicas 0 to {replicas - 1} must be in exactly one of them")

@@ -73,6 +73,15 @@ class Link:
         return self.line_s(sent_bytes) + hops * self.delay_s
 
 
+def as_link(value: Link | str) -> Link:
+    """A link from itself or from its text. Raises BadInput for anything else."""
+    if isinstance(value, Link):
+        return value
+    if isinstance(value, str):
+        return Link.parse(value)
+    raise BadInput(f"link is {value!r}: give a Link, or text as in 100mbit,25ms")
+
+
 def _quantity(text: str, units: dict[str, float]) -> float | None:
     found = _QUANTITY.fullmatch(text.strip())
     if found is None or found[2] not in units:

@@ -18,7 +18,7 @@ from diloco.errors import BadInput
 from diloco.outer.dialogue import Collect, Dialogue, Gather, Members, Pipeline, Request, Spread, Sum, Swap, Topology
 from diloco.outer.report import Mismatch
 from diloco.wire.exchange import Facts, Job, Message, check_equal
-from diloco.wire.link import Link, VirtualClock
+from diloco.wire.link import Link, VirtualClock, as_link
 from diloco.wire.meter import Meter
 
 
@@ -30,7 +30,7 @@ class Local:
     """
 
     def __init__(
-        self, replicas: int = 1, link: Link | None = None, on_message: Callable[[Message], None] | None = None
+        self, replicas: int = 1, link: Link | str | None = None, on_message: Callable[[Message], None] | None = None
     ) -> None:
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
             raise BadInput(f"replicas is {replicas!r}: give a whole number, 1 or more")
@@ -38,12 +38,14 @@ class Local:
         self.topology = Topology((tuple(range(replicas)),))
         self.device: torch.device | None = None
         self.site_every = 0
-        self.clock = VirtualClock(replicas, link) if link else None
+        self.clock = VirtualClock(replicas, as_link(link)) if link else None
         self.arithmetic_s: list[float] | None = None
         """What codecs cost on this machine, once measured (see `choose.py`)."""
         self._facts: list[Facts] = []
         self._source: list[Tensor] = []
         self._waiting: dict[tuple[int, ...], list[deque[_Flight]]] = {}
+        self._last_arrival_s = 0.0
+        """Of the replicas' rounds, which follow one another as over a network, on the virtual clock."""
         self._left_at = time.perf_counter()
 
     def arrange(self, topology: Topology, site_every: int) -> None:
@@ -52,6 +54,9 @@ class Local:
 
     def agree(self, facts: Facts) -> None:
         """Nothing hangs upon it in one process; `join` compares them."""
+
+    def refuse(self, sentence: str) -> None:
+        """The other replicas hear of it from the same stack."""
 
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         if len(self._facts) == self.replicas:
@@ -97,6 +102,7 @@ class Local:
     def arrived(self, rank: int, job: Job, arrival_s: float) -> _Flight:
         flight = _Flight(self, rank, job, lands=False)
         flight.ended, flight.arrival_s = True, arrival_s
+        self._last_arrival_s = max(self._last_arrival_s, arrival_s)
         return flight
 
     def _arrive(self, rank: int, job: Job, lands: bool) -> _Flight:
@@ -120,8 +126,11 @@ class Local:
         return flight
 
     def _run(self, flights: list[_Flight]) -> None:
-        lockstep, began = _Lockstep(self, flights), time.perf_counter()
+        apart, began = flights[0].job.apart, time.perf_counter()
+        lockstep = _Lockstep(self, flights, not_before_s=0.0 if apart else self._last_arrival_s)
         lockstep.drive([f.job.talk() for f in flights])
+        if not apart:
+            self._last_arrival_s = lockstep.ready_s
         for meter in lockstep.meters:
             meter.settle()
         for flight in flights:
@@ -159,10 +168,10 @@ class _Flight:
 class _Lockstep:
     """Drives the same dialogue on all its members, request by request."""
 
-    def __init__(self, local: Local, flights: Sequence[_Flight]) -> None:
+    def __init__(self, local: Local, flights: Sequence[_Flight], not_before_s: float) -> None:
         self.clock, self.topology, self.ranks = local.clock, local.topology, [f.rank for f in flights]
         self.meters = [Meter(f.job.report, f.rank, local.topology, local.on_message) for f in flights]
-        self.ready_s = max(self.clock.now(r) for r in self.ranks) if self.clock else 0.0
+        self.ready_s = max(not_before_s, *(self.clock.now(r) for r in self.ranks)) if self.clock else 0.0
         """When the last reply was there, on the virtual clock."""
 
     def drive(self, talks: Sequence[Dialogue]) -> None:
