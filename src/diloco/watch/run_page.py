@@ -57,11 +57,13 @@ def run_facts(summary: Summary) -> str:
         ("batch", facts.get("batch_tokens"), lambda value: f"{units.count(value)} tokens"),
         ("replicas", facts.get("replicas"), str),
         ("inner lr", facts.get("inner_lr"), _text),
-        ("sync interval", facts.get("sync_every") if with_rounds else None, lambda value: f"{value} steps"),
+        ("sync interval", facts.get("sync_every") if with_rounds else None, lambda value: _interval(summary, value)),
         ("outer lr", facts.get("outer_lr") if with_rounds else None, _text),
         ("outer momentum", facts.get("outer_momentum") if with_rounds else None, _text),
         ("fragments", len(summary.fragments) if len(summary.fragments) > 1 else None, str),
         ("overlap", summary.receipt.get("overlap") or None, _overlap),
+        ("mixing", summary.receipt.get("mixing") or None, str),
+        ("merge", summary.receipt.get("merge") if summary.receipt.get("merge") != "mean" else None, str),
         ("codec", facts.get("codec") if with_rounds else None, str),
         ("sent per replica", summary.bytes_sent, units.size),
         ("data parallel sends", summary.bytes_data_parallel if with_rounds else None, units.size),
@@ -72,6 +74,12 @@ def run_facts(summary: Summary) -> str:
         ("time over it", summary.virtual_s, units.duration),
     ]
     return page.facts((label, show(value)) for label, value, show in pairs if value is not None)
+
+
+def _interval(summary: Summary, first: int) -> str:
+    """H, or its range where it changed."""
+    every = [first, *(event["sync_every"] for event in summary.intervals)]
+    return f"{first} steps" if min(every) == max(every) else f"{min(every)} to {max(every)} steps"
 
 
 def loss_chart(summary: Summary) -> str:
@@ -119,6 +127,10 @@ def config_section(config: dict) -> str:
 def events_section(summary: Summary, notes: Sequence[dict]) -> str:
     """Notes of the run and rounds that did not go as planned, by step."""
     lines = [(event["step"], event.get("text", "")) for event in notes]
+    for event in summary.intervals:
+        noise = event.get("noise")
+        why = "" if noise is None else f", noise of the outer gradients {noise:.2g}"
+        lines.append((event["step"], f"H becomes {event['sync_every']}{why}"))
     for event in summary.rounds:
         if not event.get("committed"):
             lines.append((event["step"], f"round {event.get('round')} failed"))

@@ -26,6 +26,8 @@ class Summary:
     """Held-out evaluations of `weights`, in order."""
     weights: str | None
     rounds: list[dict]
+    intervals: list[dict]
+    """Changes of H, in order."""
     rounds_planned: int
     rounds_committed: int
     rounds_failed: int
@@ -63,7 +65,7 @@ class Summary:
 
 def summarize(run: RunFolder) -> Summary:
     """Read all of a run folder once."""
-    by_kind: dict[str, list[dict]] = {"train": [], "eval": [], "round": []}
+    by_kind: dict[str, list[dict]] = {"train": [], "eval": [], "round": [], "interval": []}
     for event in run.events(kinds=by_kind):
         by_kind[event["kind"]].append(event)
     receipt, row = run.receipt, run.row
@@ -80,6 +82,7 @@ def summarize(run: RunFolder) -> Summary:
         evals=[event for event in by_kind["eval"] if event.get("weights") == weights],
         weights=weights,
         rounds=rounds,
+        intervals=by_kind["interval"],
         rounds_planned=counted.get("rounds_planned", len(rounds)),
         rounds_committed=counted.get("rounds_committed", committed),
         rounds_failed=counted.get("rounds_failed", len(rounds) - committed),
