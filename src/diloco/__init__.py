@@ -32,6 +32,15 @@ _HOME = {
     "Hierarchical": "diloco.wire.hierarchical",
     "Link": "diloco.wire.link",
     "Message": "diloco.wire.exchange",
+    "Law": "diloco.laws.law",
+    "advise": "diloco.laws.advice",
+    "compare_forms": "diloco.laws.compare",
+    "fit_hyperparameters": "diloco.laws.hyperparameters",
+    "fit_law": "diloco.laws.fit",
+    "load_law": "diloco.laws",
+    "next_runs": "diloco.laws.design",
+    "read_rows": "diloco.laws.rows",
+    "recommend": "diloco.laws.rules",
     "BadInput": "diloco.errors",
 }
 

@@ -256,8 +256,8 @@ def test_help_lists_every_option_with_what_it_is(verb, capsys):
 
     from diloco.cli import options
 
-    module = importlib.import_module(f"diloco.cli.{verb}")
-    kind = getattr(module, f"{verb.capitalize()}Options")
+    module = importlib.import_module(f"diloco.cli.{verb.replace('-', '_')}")
+    kind = getattr(module, f"{verb.title().replace('-', '')}Options")
     out = text(capsys, verb, "--help")
     for flag in options.known_flags(kind):
         assert flag in out or flag.rstrip("S") in out, flag

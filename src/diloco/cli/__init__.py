@@ -11,6 +11,10 @@ VERBS = {
     "sample": "write text with a trained model",
     "eval": "held-out loss of a trained model",
     "compare": "several runs side by side: table and picture, seeds and spread stated",
+    "fit": "a scaling law from a table of runs, with intervals and a hold-out",
+    "predict": "loss and hyperparameters of a run that nobody has made",
+    "advise": "the same question to the article, the paper and your own law",
+    "next-runs": "which runs narrow a law most per FLOP",
     "selftest": "prove the promises on your own model before you pay for training",
 }
 
@@ -40,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     from diloco.errors import BadInput
 
     try:
-        return importlib.import_module(f"diloco.cli.{verb}").run(rest)
+        return importlib.import_module(f"diloco.cli.{verb.replace('-', '_')}").run(rest)
     except BadInput as error:
         return _refuse(str(error))
     except SystemExit as stop:

@@ -1,0 +1,127 @@
+"""A fitted law in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_SHOWN_INFLUENCES = 5
+
+
+def say(answer: dict[str, Any]) -> None:
+    """Print what `diloco fit` found; `answer` is its JSON."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    console = console if console.is_terminal else Console(width=200, highlight=False, markup=False)
+    certificate = answer["certificate"]
+    print(f"{answer['target']} = {answer['expression']}   ({answer['form']}, law {answer['law']})")
+    print(
+        f"{certificate['rows']} runs, {certificate['rows_left_out']} left out, noise {_pct(answer['noise_pct'])}, "
+        f"{certificate['agree_share']:.0%} of {certificate['starts']} random starts end at this optimum"
+    )
+    console.print()
+    console.print(coefficients_table(answer))
+    _say_holdout(console, answer)
+    if answer["comparison"]:
+        console.print("\nforms, best hold-out first")
+        console.print(forms_table(answer["comparison"]))
+        for form, why in answer["left_out_forms"].items():
+            print(f"not compared: {form}: {why}")
+    if answer["counting"]:
+        print(f"\n{answer['counting']['verdict']}")
+    print()
+    _say_rates(answer["hyperparameters"])
+    for note in answer["notes"]:
+        print(f"note: {note}")
+    for name, path in answer["files"].items():
+        print(f"{name} {path}")
+
+
+def coefficients_table(answer: dict[str, Any]) -> Any:
+    lines = []
+    for key, value in answer["coefficients"].items():
+        interval = answer["intervals"].get(key)
+        lines.append((key, f"{value:.5g}", f"{interval[0]:.5g} to {interval[1]:.5g}" if interval else "-"))
+    return _table(("coefficient", "value", f"{answer['level']:.0%} interval"), lines)
+
+
+def holdout_table(holdout: dict[str, Any]) -> Any:
+    lines = [
+        (
+            f"{holdout['size_axis']} to {split['trained_to']:.4g}",
+            str(split["trained"]),
+            str(split["tested"]),
+            _pct(split["mean_error_pct"]),
+            f"{split['bias_pct']:+.2f}%",
+            f"{split['inside_share']:.0%}",
+            "-" if split["half_width_pct"] is None else f"± {split['half_width_pct']:.2f}%",
+            _pct(split["carried_error_pct"]),
+            _pct(split["log_linear_error_pct"]),
+        )
+        for split in holdout["splits"]
+    ]
+    heads = ("trained on", "runs", "tested", "error", "bias", "inside", "interval", "carried over", "no floor")
+    return _table(heads, lines)
+
+
+def forms_table(comparison: Sequence[dict[str, Any]]) -> Any:
+    lines = [
+        (
+            line["form"],
+            line["expression"],
+            _pct(line["holdout_error_pct"]),
+            _pct(line["rms_residual_pct"]),
+            "yes" if line["indistinguishable"] else "no",
+        )
+        for line in comparison
+    ]
+    return _table(("form", "expression", "hold-out error", "off its own runs", "as good as the best"), lines, 2)
+
+
+def _say_holdout(console: Any, answer: dict[str, Any]) -> None:
+    holdout = answer["holdout"]
+    if holdout["splits"]:
+        console.print("\nhold-out: fitted on the smaller runs, asked for the larger; beside it two dumb baselines")
+        console.print(holdout_table(holdout))
+    pulls = [item for item in holdout["influence"] if item["index"] is not None][:_SHOWN_INFLUENCES]
+    if pulls:
+        console.print("\nleaving one run out: the runs that the others predict worst")
+        moved = list(dict.fromkeys(name for item in pulls for name in item["moves"]))
+        lines = [
+            (
+                item["what"],
+                f"{item['error_pct']:+.2f}%",
+                f"{item['z']:+.1f}",
+                *(f"{item['moves'].get(name, 0.0):+.2f}" for name in moved),
+            )
+            for item in pulls
+        ]
+        console.print(_table(("run", "error", "in sd", *(f"moves {name}, se" for name in moved)), lines))
+
+
+def _say_rates(rates: dict[str, Any] | None) -> None:
+    if not rates:
+        return
+    for quantity, coefficients in rates["laws"].items():
+        powers = " * ".join(f"{axis}^{value:.4g}" for axis, value in coefficients.items() if axis not in ("A", "floor"))
+        print(f"{quantity} = {coefficients['A']:.4g} * {powers}")
+    for replicas, value in rates["outer_lr"].items():
+        print(f"outer_lr = {value:g} at {replicas} replicas")
+    for note in rates["notes"]:
+        print(f"note: {note}")
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int = 1) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="left" if index < text_columns else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _pct(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}%"

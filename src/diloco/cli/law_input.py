@@ -1,0 +1,100 @@
+"""What the verbs on scaling laws share: pairs such as loss=val_bpb, the law asked for, and the point asked about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diloco.errors import BadInput
+
+if TYPE_CHECKING:
+    from diloco.laws import HyperparameterLaws, Law
+
+PAPER, ARTICLE = "paper", "article"
+
+
+def gather_pairs(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
+    """The arguments with all NAME=VALUE of a flag in `flags` behind one mention of it, at the end.
+
+    So a flag may be repeated, and may stand before a positional word, as in `diloco fit --map loss=bpb rows.csv`.
+    """
+    others: list[str] = []
+    found: dict[str, list[str]] = {}
+    current, fresh = "", False
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        if name in flags:
+            current, fresh = name, not equals
+            found.setdefault(name, []).extend([value] if equals else [])
+        elif current and not name.startswith("--") and (equals or fresh):
+            found[current].append(word)
+            fresh = False
+        else:
+            others.append(word)
+            current = ""
+    return [*others, *(word for name, words in found.items() for word in (name, *words))]
+
+
+def pairs(words: Sequence[str], option: str, example: str) -> dict[str, str]:
+    """NAME=VALUE words as a dict. Raises BadInput for a word that is none."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise BadInput(f"{option} is {word}: give NAME=VALUE, as in --{option} {example}")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def numbers(words: Sequence[str], option: str, example: str) -> dict[str, float]:
+    """As `pairs`, with numbers as people write them (1e9, 35M) for values."""
+    from diloco.laws.axes import number
+
+    found = {}
+    for name, text in pairs(words, option, example).items():
+        value = number(text)
+        if value is None or not math.isfinite(value):
+            raise BadInput(f"{option} {name} is {text}: give a number, as in --{option} {example}")
+        found[name] = value
+    return found
+
+
+def further_axes(words: Sequence[str]) -> dict[str, float]:
+    """The numbers of `--at`, by the names that laws use: H=100 is sync_every."""
+    from diloco.laws.axes import canonical
+
+    return {canonical(name): value for name, value in numbers(words, "at", "sync_every=100").items()}
+
+
+def open_law(name: str) -> Law:
+    """A law from its file; `paper` is the paper's Table 4 fitted with the paper's form."""
+    from diloco.laws import load_law
+    from diloco.laws.published import paper_law
+
+    if name == PAPER:
+        return paper_law()
+    if not Path(name).is_file():
+        raise BadInput(f"law is {name}, which is no file: give one that `diloco fit --out` wrote, or {PAPER}")
+    return load_law(name)
+
+
+def open_hyperparameters(name: str) -> HyperparameterLaws | None:
+    from diloco.laws import load_hyperparameters
+
+    return load_hyperparameters(name) if name else None
+
+
+def unused_axes(law: Law, replicas: float, tokens: float | None, further: Mapping[str, float]) -> list[str]:
+    """A sentence for each number that was given and does not change the law's answer."""
+    from diloco.laws.axes import TOKENS_PER_PARAM
+
+    given = dict(further)
+    given |= {"replicas": replicas} if replicas != 1 else {}
+    given |= {"tokens": tokens} if tokens is not None and TOKENS_PER_PARAM not in law.form.axes else {}
+    return [
+        f"{axis} {value:.4g} does not change the answer: the law, {law.form.expression}, does not know {axis}"
+        for axis, value in given.items()
+        if axis not in law.form.axes
+    ]

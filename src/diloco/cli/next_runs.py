@@ -1,0 +1,125 @@
+"""`diloco next-runs`: which runs to make next, so that a law's answer narrows most per FLOP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from diloco.cli.law_input import further_axes, gather_pairs, open_law
+from diloco.cli.options import Common, parse
+from diloco.cli.show import print_json
+from diloco.errors import BadInput
+
+if TYPE_CHECKING:
+    from diloco.laws import Law
+
+
+@dataclass(frozen=True)
+class NextRunsOptions(Common):
+    """Plans runs that narrow a law at the size you care about, most per FLOP first, until the budget is spent."""
+
+    law: str = ""
+    """A file that `diloco fit --out` wrote, or paper."""
+    budget: float | None = None
+    """FLOPs to spend on all of them together."""
+    params: float | None = None
+    """Target: parameters of the model that the law is asked about."""
+    replicas: float = 1.0
+    """Target: replicas (M)."""
+    tokens: float | None = None
+    """Target: training tokens; 20 per parameter where left out."""
+    at: tuple[str, ...] = ()
+    """Target: other axes of the law, as in sync_every=100."""
+    candidates: str = ""
+    """A table of runs that can be made, with the law's axes as columns and perhaps flops; left out: the ladder's own
+    rungs, the middles between them, and the target."""
+
+    def __post_init__(self) -> None:
+        for name, example in (("law", "law.json"), ("budget", "1e21")):
+            if getattr(self, name) in ("", None):
+                raise BadInput(f"{name} is missing: give it, as in --{name} {example}")
+
+
+def run(arguments: list[str]) -> int:
+    options = parse(NextRunsOptions, gather_pairs(arguments, ("--at",)), "next-runs")
+    from diloco.laws import next_runs
+    from diloco.laws.design import flops_of
+
+    law = open_law(options.law)
+    target = _target(options, law)
+    points = _candidates(options.candidates, law) if options.candidates else None
+    chosen = next_runs(
+        law, options.budget, target, candidates=points, cost=lambda point: point.get("flops") or flops_of(point)
+    )
+    answer = {
+        "law": law.id,
+        "target": target,
+        "budget_flops": options.budget,
+        "flops": sum(item.flops for item in chosen),
+        "level": law.level,
+        "half_width_before_pct": chosen[0].half_width_before_pct if chosen else None,
+        "half_width_after_pct": chosen[-1].half_width_after_pct if chosen else None,
+        "runs": [asdict(item) for item in chosen],
+    }
+    print_json(answer) if options.json else _say(answer)
+    return 0
+
+
+def _target(options: NextRunsOptions, law: Law) -> dict[str, float]:
+    """The law's axes at the target; 20 tokens per parameter where nothing else was said."""
+    from diloco.laws.axes import TOKENS_PER_PARAM
+    from diloco.laws.design import TOKENS_PER_PARAM_DEFAULT
+
+    known: dict[str, float | None] = {"replicas": options.replicas, "params": options.params, "tokens": options.tokens}
+    if options.params:
+        known["tokens"] = options.tokens or TOKENS_PER_PARAM_DEFAULT * options.params
+        known[TOKENS_PER_PARAM] = known["tokens"] / options.params
+    known |= further_axes(options.at)
+    for axis in law.form.axes:
+        if known.get(axis) is None:
+            flag = f"--{axis} 10e9" if axis in ("params", "tokens") else f"--at {axis}=100"
+            raise BadInput(f"{axis} is missing: the law is {law.form.expression}; say where it is asked, as in {flag}")
+    return {axis: known[axis] for axis in law.form.axes}
+
+
+def _candidates(path: str, law: Law) -> list[dict[str, float]]:
+    """The rows of a table as points of the law. Raises BadInput for a row without one of its axes."""
+    from diloco.laws.axes import canonical, number
+    from diloco.laws.tables import read_table
+
+    points = []
+    for record, place in zip(*read_table(path), strict=True):
+        cells = {canonical(header): cell for header, cell in record.items()}
+        point = {name: number(cells.get(name)) for name in (*law.form.axes, "params", "tokens", "flops")}
+        for axis in law.form.axes:
+            if not 0 < (point[axis] or 0) < math.inf:
+                shown = f"is {cells[axis]!r}" if axis in cells else "is missing"
+                raise BadInput(f"candidates {path} {place}: {axis} {shown}: give a number above 0")
+        if not (point["params"] or point["flops"]):
+            raise BadInput(f"candidates {path} {place} has neither params nor flops: say what the run costs")
+        points.append({name: value for name, value in point.items() if value and value > 0})
+    return points
+
+
+def _say(answer: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    where = ", ".join(f"{axis} {value:.4g}" for axis, value in answer["target"].items())
+    if not answer["runs"]:
+        print(f"no run within {answer['budget_flops']:.3g} FLOPs narrows the law at {where} by 1% or more")
+        return
+    print(f"at {where} the law is known to ± {answer['half_width_before_pct']:.2f}% ({answer['level']:.0%} interval)")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("run", *answer["target"], "FLOPs", "then known to"):
+        table.add_column(head, justify="right")
+    for index, item in enumerate(answer["runs"], start=1):
+        axes = (f"{item['axes'][axis]:.4g}" for axis in answer["target"])
+        table.add_row(str(index), *axes, f"{item['flops']:.3g}", f"± {item['half_width_after_pct']:.2f}%")
+    Console(highlight=False).print(table)
+    print(
+        f"together {answer['flops']:.3g} of {answer['budget_flops']:.3g} FLOPs; it holds if the form is right and the "
+        "noise stays at what it was"
+    )

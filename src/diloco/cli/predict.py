@@ -1,0 +1,174 @@
+"""`diloco predict`: loss and hyperparameters of a run that nobody has made, by one rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from diloco.cli.law_input import ARTICLE, PAPER, further_axes, gather_pairs, open_hyperparameters, open_law, unused_axes
+from diloco.cli.options import Common, parse
+from diloco.cli.show import print_json
+from diloco.errors import BadInput
+
+if TYPE_CHECKING:
+    from diloco.laws import Law
+
+_PUBLISHED = "paper:"
+_SETTINGS = ("inner_lr", "outer_lr", "batch_tokens", "tokens")
+_LOSS = ("loss", "loss_low", "loss_high")
+
+
+@dataclass(frozen=True)
+class PredictOptions(Common):
+    """Says what a law promises for one run, with its interval and what it extrapolates over."""
+
+    law: str = PAPER
+    """A file that `diloco fit --out` wrote; paper, article; or a published coefficient by name, such as
+    paper:table7:loss:replicas=4."""
+    params: float | None = None
+    """Parameters of the model, all of them."""
+    replicas: float = 1.0
+    """M: replicas."""
+    tokens: float | None = None
+    """Training tokens over all replicas together; 20 per parameter where left out."""
+    at: tuple[str, ...] = ()
+    """Other axes of the law, as in sync_every=100."""
+    hyperparameters: str = ""
+    """A file that `diloco fit --hyperparameters` wrote: where a fitted law's learning rates and batch come from."""
+    level: float | None = None
+    """Of a fitted law's intervals, as a share; that of the fit where left out."""
+
+
+def run(arguments: list[str]) -> int:
+    options = parse(PredictOptions, gather_pairs(arguments, ("--at",)), "predict")
+    answer = predict(options)
+    print_json(answer) if options.json else print(summary(answer))
+    return 0
+
+
+def predict(options: PredictOptions) -> dict[str, Any]:
+    """The answer as one JSON-ready object; None for what the law does not say.
+
+    Raises:
+        BadInput: an unknown law, or a number that it needs and was not given.
+    """
+    further = further_axes(options.at)
+    if options.law in (PAPER, ARTICLE) or options.law.startswith(_PUBLISHED):
+        _refuse_for_published(options)
+        return _published(options) if options.law.startswith(_PUBLISHED) else _by_rule(options)
+    law = open_law(options.law)
+    return _fitted(law if options.level is None else law.at_level(options.level), options, further)
+
+
+def _by_rule(options: PredictOptions) -> dict[str, Any]:
+    from diloco.laws import recommend
+
+    said = recommend(options.law, _params(options), options.replicas, options.tokens).as_dict()
+    level = None if said["loss_low"] is None else 0.95
+    return {"params": options.params, "replicas": options.replicas, **said, "target": "loss", "level": level}
+
+
+def _fitted(law: Law, options: PredictOptions, further: dict[str, float]) -> dict[str, Any]:
+    """Of a law from a file: what it says at the point, with learning rates and batch where their laws are given."""
+    from diloco.laws import recommend
+    from diloco.laws.report import finite
+
+    asked = {"params": options.params, "replicas": options.replicas, "tokens": options.tokens} | further
+    if options.params is None and "params" not in law.form.axes:
+        said: dict[str, Any] = dict.fromkeys((*_LOSS, *_SETTINGS)) | {"tokens": options.tokens, "warnings": []}
+    else:
+        rates = open_hyperparameters(options.hyperparameters)
+        said = recommend(law, _params(options), options.replicas, options.tokens, rates, **further).as_dict()
+    said["warnings"] = [*said["warnings"], *unused_axes(law, options.replicas, options.tokens, further)]
+    asked["tokens"] = said["tokens"]
+    return finite({**asked, **said, **dict.fromkeys(_LOSS), **_value(law, asked), "rule": "fitted"})
+
+
+def _value(law: Law, asked: Mapping[str, float | None]) -> dict[str, Any]:
+    """The target's value and intervals under the target's own name, and which law said so."""
+    known = {*law.form.axes, "params", "tokens"}
+    answer = law.predict(**{axis: value for axis, value in asked.items() if axis in known and value is not None})
+    name = law.target
+    return {
+        "target": name,
+        name: answer.value,
+        f"{name}_low": answer.low,
+        f"{name}_high": answer.high,
+        "curve_low": answer.curve_low,
+        "curve_high": answer.curve_high,
+        "form_low": answer.form_low,
+        "form_high": answer.form_high,
+        "forms": answer.forms,
+        "level": answer.level,
+        "law": answer.law,
+        "expression": law.form.expression,
+        "fixed": law.settings["fixed"],
+        "data_hash": law.data_hash,
+    }
+
+
+def _published(options: PredictOptions) -> dict[str, Any]:
+    from diloco.laws import published_law
+
+    known = published_law(options.law)
+    if known.replicas is not None and known.replicas != options.replicas:
+        raise BadInput(
+            f"replicas is {options.replicas:g} and law {options.law} is of {known.replicas}: give "
+            f"--replicas {known.replicas}, or paper"
+        )
+    return {
+        "params": _params(options),
+        "replicas": options.replicas,
+        **dict.fromkeys((*_LOSS, *_SETTINGS)),
+        known.quantity: known.predict(_params(options), options.replicas),
+        "target": known.quantity,
+        "level": None,
+        "rule": "published",
+        "law": known.name,
+        "source": known.source,
+        "warnings": ["published without an interval"],
+    }
+
+
+def _refuse_for_published(options: PredictOptions) -> None:
+    for name, value in (("at", options.at), ("hyperparameters", options.hyperparameters), ("level", options.level)):
+        if value:
+            shown = " ".join(value) if isinstance(value, tuple) else value
+            raise BadInput(f"{name} is {shown} and law is {options.law}, which has no use for it: leave {name} out")
+
+
+def _params(options: PredictOptions) -> float:
+    if options.params is None:
+        raise BadInput("params is missing: give the model's parameters, as in --params 10e9")
+    return options.params
+
+
+def summary(answer: dict[str, Any]) -> str:
+    """The answer for a person: the value, the settings, where from, and the reservations."""
+    target = answer["target"]
+    lines = [f"{target} {answer[target]:.4g}{_interval(answer, target)}, by {answer['law']}"]
+    if answer.get("curve_low") is not None:
+        lines.append(f"the law itself, which the mean of many runs would show: {_between(answer, 'curve')}")
+    said = [setting(key, answer[key]) for key in _SETTINGS if answer[key] is not None and key != target]
+    lines += [", ".join(said)] if said else []
+    return "\n".join([*lines, *(f"note: {sentence}" for sentence in answer["warnings"])])
+
+
+def setting(key: str, value: float) -> str:
+    """ "inner lr 0.0003", "batch 32.8k tokens"."""
+    from diloco.watch.units import count
+
+    if key == "tokens":
+        return f"{count(value)} training tokens"
+    return f"batch {count(round(value))} tokens" if key == "batch_tokens" else f"{key.replace('_', ' ')} {value:.3g}"
+
+
+def _interval(answer: dict[str, Any], name: str) -> str:
+    if answer.get(f"{name}_low") is None:
+        return " (no interval)"
+    return f" ({answer['level']:.0%} of new runs between {_between(answer, name)})"
+
+
+def _between(answer: dict[str, Any], name: str) -> str:
+    return f"{answer[f'{name}_low']:.4g} and {answer[f'{name}_high']:.4g}"

@@ -1,0 +1,86 @@
+"""The words of a scaling law's page and pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco.watch import units
+
+_TITLES = {
+    "params": "parameters",
+    "params_body": "parameters without embedding",
+    "params_embedding": "parameters of the embedding",
+    "tokens": "training tokens",
+    "tokens_per_param": "tokens per parameter",
+    "replicas": "replicas (M)",
+    "sync_every": "sync interval (H), inner steps",
+    "batch_tokens": "batch, tokens",
+    "flops": "FLOPs",
+    "bytes_sent": "bytes sent",
+}
+_NAMES = {
+    "params": "{} parameters",
+    "params_body": "{} parameters",
+    "tokens": "{} tokens",
+    "tokens_per_param": "{} tokens per parameter",
+    "replicas": "M = {}",
+    "sync_every": "H = {}",
+    "flops": "{} FLOPs",
+}
+
+
+def axis_title(axis: str) -> str:
+    return _TITLES.get(axis, axis.replace("_", " "))
+
+
+def axis_value(axis: str, value: float) -> str:
+    """ "M = 4", "1.3B parameters"."""
+    return _NAMES.get(axis, f"{axis.replace('_', ' ')} {{}}").format(units.count(float(f"{value:.3g}")))
+
+
+def law_title(target: str, expression: str) -> str:
+    return f"{target} = " + expression.replace("*", " \N{MIDDLE DOT} ")
+
+
+def loss_caption(picture: dict[str, Any]) -> str:
+    each = f"A curve for each value of {axis_title(picture['group_axis'])}" if picture["group_axis"] else "The law"
+    sentences = [
+        f"{each}, dotted beyond the largest run; the band holds a new run with {picture['level']:.0%} probability, if "
+        "the form is right. Below: each run's distance from the law, between dotted lines at twice the noise."
+    ]
+    if picture["following"]:
+        names = " and ".join(axis_title(axis) for axis in picture["following"])
+        sentences.append(f"Along a curve, {names} follow the size as in the runs.")
+    if any(run["left_out"] for run in picture["runs"]):
+        sentences.append("Hollow markers were left out of the fit.")
+    return " ".join(sentences)
+
+
+def contour_caption(picture: dict[str, Any]) -> str:
+    sentences = [f"Along a line the law promises the same {picture['target']}."]
+    if picture["at"]:
+        sentences.append(f"At {', '.join(axis_value(axis, value) for axis, value in picture['at'].items())}.")
+    if picture["frontier"]:
+        sentences.append("The green line is the size and the tokens of least loss for each budget of FLOPs.")
+    if picture["why_no_frontier"]:
+        sentences.append(f"No optimal frontier: {picture['why_no_frontier']}.")
+    return " ".join(sentences)
+
+
+def holdout_caption(picture: dict[str, Any]) -> str:
+    return (
+        f"Each colour is a law fitted on the smaller runs alone, asked for the larger ones; bars are its own "
+        f"{picture['level']:.0%} interval of a new run. Below: how far off it was."
+    )
+
+
+def strip_edge_pct(picture: dict[str, Any]) -> float:
+    """Half the height of the residual strip: what the fit held decides, not what it left out."""
+    kept = [abs(run["residual_pct"]) for run in picture["runs"] if not run["left_out"]]
+    return max(2.5 * (picture["noise_pct"] or 0.0), 1.1 * max(kept, default=0.0), 1e-3)
+
+
+def noise_lines_pct(picture: dict[str, Any]) -> list[float]:
+    """Twice the noise of a run, to both sides; nothing where it is not known."""
+    noise = picture["noise_pct"]
+    return [-2 * noise, 2 * noise] if noise else []

@@ -1,0 +1,116 @@
+"""The page and the pictures of a scaling law, from plain data.
+
+pytest tests/watch/test_law_page.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from diloco.laws import compare_forms, fit_law, read_rows
+from diloco.laws.figures import figures
+from diloco.laws.published import paper_rows
+from diloco.watch.law_page import write_law_page
+
+
+def plots(html: str) -> dict[str, list[dict]]:
+    """Traces by the plot's id."""
+    found = re.finditer(r'Plotly\.newPlot\(\s*"(\w+)",\s*(\[.*?\]),\s*\{"', html, re.S)
+    return {plot[1]: json.loads(plot[2]) for plot in found}
+
+
+def words(html: str) -> str:
+    return re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", html, flags=re.S)
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory):
+    rows = paper_rows()
+    comparison = compare_forms(rows, ["power-floor", "power"])
+    path = tmp_path_factory.mktemp("page") / "law.html"
+    law = comparison.best
+    assert write_law_page(path, law.report(), figures(law, rows), comparison.table()) == path
+    return law, path.read_text()
+
+
+def outlier_law():
+    params = np.geomspace(1e7, 1e9, 9)
+    loss = (2 + 40 * params**-0.2) * np.exp(0.003 * np.random.default_rng(0).standard_normal(9))
+    loss[4] *= 1.15
+    rows = read_rows({"params": params, "loss": loss})
+    return fit_law(rows, "A*params^a + floor"), rows
+
+
+def test_page_leads_with_the_hold_out_and_shows_every_figure_report_146(paper) -> None:
+    law, html = paper
+    split, said = law.holdout.splits[0], words(html)
+    assert f"{split.mean_error_pct:.2f}%" in said and "mean error with the largest parameters held out" in said
+    assert f"{split.carried_error_pct:.2f}%" in said and "inside the law" in said
+    found = plots(html)
+    assert set(found) == {"loss", "holdout", "contours"}
+    names = [trace["name"] for trace in found["loss"] if trace.get("showlegend")]
+    assert names == ["M = 1", "M = 2", "M = 4", "M = 8"]
+    assert [trace["name"] for trace in found["holdout"] if trace["name"].endswith("1.3B parameters")]
+
+
+def test_page_has_coefficients_notes_pulls_and_forms(paper) -> None:
+    law, html = paper
+    said = words(html)
+    for key, value in law.coefficients.items():
+        assert key in said and f"{value:.5g}" in said
+    for note in law.notes:
+        assert note in said
+    assert "What single runs and sizes pull" in said and "Forms compared" in said and "power" in said
+    assert law.id in said and law.data_hash in said
+
+
+def test_page_loads_nothing(paper) -> None:
+    _, html = paper
+    assert not re.search(r"<[a-z]+[^>]*\b(src|href)=", html.split("</script>")[-1])
+    assert html.count("plotly.js v") == 1 and "prefers-color-scheme: dark" in html
+
+
+def test_runs_left_out_are_hollow_and_do_not_flatten_the_strip(tmp_path) -> None:
+    law, rows = outlier_law()
+    html = write_law_page(tmp_path / "law.html", law.report(), figures(law, rows)).read_text()
+    hollow = [trace for trace in plots(html)["loss"] if "open" in str(trace.get("marker")) and trace["x"]]
+    assert len(hollow) == 2 and abs(hollow[1]["y"][0]) < 3 and hollow[1]["customdata"][0] > 10
+    assert "Hollow markers were left out" in words(html) and "contours" not in plots(html)
+
+
+def test_a_law_without_hold_out_says_so_first(tmp_path) -> None:
+    law = fit_law({"params": [1e7, 3e7, 1e8, 3e8], "loss": [3.5, 3.21, 2.9, 2.7]}, "power", holdout=False)
+    said = words(write_law_page(tmp_path / "law.html", law.report(), figures(law)).read_text())
+    assert "no hold-out" in said and "off its own runs" in said
+
+
+def test_text_from_the_rows_is_escaped(tmp_path) -> None:
+    law, _ = outlier_law()
+    report = law.report() | {"notes": ["<script>alert(1)</script>"]}
+    html = write_law_page(tmp_path / "law.html", report, figures(law)).read_text()
+    assert "<script>alert(1)" not in html and "&lt;script&gt;alert(1)" in html
+
+
+def test_pngs_are_images_of_every_figure(paper, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    from diloco.watch.law_png import write_law_pngs
+
+    law, _ = paper
+    paths = write_law_pngs(tmp_path / "png", figures(law, paper_rows()))
+    assert [path.name for path in paths] == ["loss.png", "contours.png", "holdout.png"]
+    assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for path in paths)
+    assert sorted(path.name for path in (tmp_path / "png").iterdir()) == ["contours.png", "holdout.png", "loss.png"]
+
+
+def test_neither_module_loads_a_plotting_library_by_itself() -> None:
+    code = (
+        "import sys, diloco.watch.law_page, diloco.watch.law_png; "
+        "sys.exit(bool({'plotly', 'matplotlib', 'torch', 'numpy', 'diloco.laws'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
