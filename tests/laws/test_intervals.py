@@ -29,6 +29,7 @@ def study():
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ladder, side, noise, outliers", [("tokens", 4, 0.3, 2), ("replicas", 4, 0.3, 0)])
 def test_coverage_short_report_149(study, ladder, side, noise, outliers) -> None:
     """30 repeats of 95%: under 25 by chance about once in 300 runs; the seed is fixed."""

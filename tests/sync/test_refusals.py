@@ -157,6 +157,7 @@ def _refused(rank: int) -> list[tuple[str, bool]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_ranks_that_differ_are_refused_on_all_alike_before_a_tensor_travels_report_103(replicas: int) -> None:
     found = run_ranks(replicas, _refused)

@@ -125,6 +125,7 @@ def test_rounds_of_several_fragments_follow_one_another(tmp_path: Path, ticking:
     assert (first["step"], second["step"]) == (8, 8) and receipt["virtual_s"] == pytest.approx(8 * STEP_S + sum(took))
 
 
+@pytest.mark.slow
 def test_a_resumed_clock_goes_on_where_it_stood(tmp_path: Path, ticking: None) -> None:
     """The line's queue too: a fragment is under way at most of these stops."""
     options = {"link": LINK, "fragments": "balanced:3", "overlap": "2", "codec": "int8"}

@@ -145,6 +145,7 @@ def test_bytes_of_two_replicas_are_their_payloads(tmp_path: Path, codec: str) ->
         assert r["bytes_sent"] == pytest.approx(payload[r["fragment"]] + 40 + 32, abs=4)
 
 
+@pytest.mark.slow
 def test_a_lossy_codec_with_feedback_ends_near_fp32(tmp_path: Path) -> None:
     losses = {}
     for codec in ("fp32", "int8", "e3m0"):

@@ -41,6 +41,7 @@ def test_bucketed_equals_unbucketed_report_5(codec: str, replicas: int, halves: 
     assert bucketed == unbucketed(codec, replicas, halves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["fp32", "e3m0"])
 def test_the_smallest_buckets_there_can_be_report_5(codec: str) -> None:
     """Hundreds of buckets: one block of the codec each."""

@@ -148,6 +148,7 @@ def _digests(rank: int) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 def test_processes_equal_one_process_to_the_bit_report_101(replicas: int) -> None:
     """Weights, residuals and checksums, for every way of reducing."""

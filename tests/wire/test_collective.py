@@ -193,6 +193,7 @@ def _long_window(rank: int) -> list[bool]:
     return [r.committed for r in sync.rounds]
 
 
+@pytest.mark.slow
 def test_a_window_longer_than_the_timeout_is_no_failure_report_58() -> None:
     """The time-out bounds a wait for the slowest replica, not the silence between syncs."""
     assert run_ranks(2, _long_window) == [[True], [True]]

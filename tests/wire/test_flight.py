@@ -156,6 +156,7 @@ def _stopped(rank: int) -> list[str]:
     return [r.checksum for r in sync.rounds]
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_for_a_second_is_waited_for() -> None:
     fleet = Fleet(2, overlap=2, mixing=0.5)
     fleet.run(13)

@@ -179,6 +179,7 @@ def _digests(rank: int) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_processes_equal_one_process_to_the_bit_report_101() -> None:
     """After every step, with and without a codec, with averages inside the sites while rounds are under way."""
     found = run_ranks(4, _digests)

@@ -42,6 +42,7 @@ def _histories(rank: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_processes_equal_the_plain_loop_to_the_bit_report_101(replicas: int) -> None:
     """Replicas that start from different weights, too: replica 0's are taken."""
