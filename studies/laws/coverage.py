@@ -4,9 +4,9 @@
     python studies/laws/coverage.py table                              # Markdown from coverage.csv
 
 Ladders of 3x3, 4x4 and 5x5 runs: sizes by tokens per parameter (Chinchilla's form and constants, five coefficients) and
-sizes by replicas (a power with a floor, four coefficients); log noise of 0.3% and 1.5%; clean, or with two runs at
-random 15% too high or too low. A repeat counts as covered where the interval of the law holds the true loss at 10 and
-at 100 times the compute of the ladder's largest run.
+sizes by replicas (a power with a floor, four coefficients); log noise of 0.3% and 1.5%; clean, with two random runs
+15% too high, as a run that went wrong is, or with two runs each 15% too high or too low. A repeat counts as covered
+where the interval of the law holds the true loss at 10 or at 100 times the compute of the ladder's largest run.
 """
 
 from __future__ import annotations
@@ -24,19 +24,14 @@ import numpy as np
 from diloco.laws import Law, fit_law, read_rows
 
 TABLE = Path(__file__).with_name("coverage.csv")
+CELL_COLUMNS = ("ladder", "side", "noise_pct", "outliers", "outlier_side")
 COLUMNS = (
-    *(
-        "ladder",
-        "side",
-        "noise_pct",
-        "outliers",
-        "repeats",
-        "covered_10x_pct",
-        "covered_100x_pct",
-        "covered_new_run_pct",
-    ),
-    *("half_width_10x_pct", "half_width_100x_pct", "outliers_found", "wrongly_left_out", "ms_per_fit"),
+    *(*CELL_COLUMNS, "repeats", "covered_10x_pct", "covered_100x_pct", "covered_new_run_pct"),
+    *("half_width_10x_pct", "half_width_100x_pct", "outliers_found", "wrongly_left_out", "cpu_ms_per_fit"),
 )
+PROMISED_PCT = (92.0, 98.0)
+"""What the intervals are meant to cover, nominally 95%; 300 repeats of exactly 95% leave it once in 85 cells."""
+
 GROSS = 0.15
 """How far an outlier lies from its law, in logs."""
 
@@ -58,9 +53,12 @@ class Cell:
     side: int
     noise_pct: float
     outliers: int
+    outlier_side: str = "either"
+    """"above": all too high, "either": each at random."""
 
 
-CELLS = tuple(Cell(*values) for values in product(FORMS, (3, 4, 5), (0.3, 1.5), (0, 2)))
+OUTLIERS = ((0, "-"), (2, "above"), (2, "either"))
+CELLS = tuple(Cell(*values, *which) for *values, which in product(FORMS, (3, 4, 5), (0.3, 1.5), OUTLIERS))
 
 
 def truth(ladder: str, axes: dict[str, np.ndarray]) -> np.ndarray:
@@ -93,7 +91,7 @@ def simulate(cell: Cell, rng: np.random.Generator) -> tuple[dict[str, np.ndarray
     clean = truth(cell.ladder, axes)
     loss = clean * np.exp(cell.noise_pct / 100 * rng.standard_normal(len(clean)))
     bad = rng.choice(len(loss), cell.outliers, replace=False)
-    loss[bad] *= np.exp(GROSS * rng.choice([-1, 1], cell.outliers))
+    loss[bad] *= np.exp(GROSS * rng.choice([1, 1] if cell.outlier_side == "above" else [-1, 1], cell.outliers))
     return axes | {"loss": loss}, bad
 
 
@@ -103,7 +101,7 @@ def measure(cell: Cell, repeats: int) -> dict[str, float]:
     at = {name: np.asarray(values, dtype=float) for name, values in targets(cell).items()}
     true = truth(cell.ladder, at)
     held, new_run, width, found, wrong = [], [], [], 0, 0
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(repeats):
         rows, bad = simulate(cell, rng)
         law: Law = fit_law(read_rows(rows), FORMS[cell.ladder], holdout=False)
@@ -115,7 +113,7 @@ def measure(cell: Cell, repeats: int) -> dict[str, float]:
         left_out = set(np.flatnonzero(law.runs.weight == 0))
         found += len(left_out & set(bad))
         wrong += len(left_out - set(bad))
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     covered, widths = 100 * np.mean(held, axis=0), 100 * np.median(width, axis=0)
     values = (
         *(repeats, round(covered[0], 1), round(covered[1], 1), round(100 * float(np.mean(new_run)), 1)),
@@ -146,7 +144,7 @@ def run(repeats: int, only: str) -> None:
     for cell in CELLS:
         name = tuple(str(value) for value in astuple(cell))
         lines = read_table()
-        done = [line for line in lines if tuple(line[column] for column in COLUMNS[:4]) == name]
+        done = [line for line in lines if tuple(line[column] for column in CELL_COLUMNS) == name]
         if only not in f"{cell.ladder} {cell.side}x{cell.side}" or (done and int(done[0]["repeats"]) >= repeats):
             continue
         line = measure(cell, repeats)
@@ -155,8 +153,23 @@ def run(repeats: int, only: str) -> None:
 
 
 def markdown() -> str:
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    return "\n".join(lines + ["| " + " | ".join(line.values()) + " |" for line in read_table()])
+    """The table, cells that fall short in bold, and their count."""
+    heads = ("ladder", "noise %", "outliers", "at 10x", "at 100x", "new run", "half widths %", "found", "wrong")
+    lines, short = ["| " + " | ".join(heads) + " |", "|" + " --- |" * 3 + " --: |" * 6], 0
+    for line in read_table():
+        marked = [_marked(line[f"covered_{which}_pct"]) for which in ("10x", "100x", "new_run")]
+        short += any("*" in cell for cell in marked[:2])
+        outliers = f"{line['outliers']} {line['outlier_side']}" if line["outliers"] != "0" else "none"
+        cells = (f"{line['ladder']} {line['side']}x{line['side']}", line["noise_pct"], outliers, *marked)
+        widths = f"{line['half_width_10x_pct']} / {line['half_width_100x_pct']}"
+        lines.append("| " + " | ".join((*cells, widths, line["outliers_found"], line["wrongly_left_out"])) + " |")
+    low, high = PROMISED_PCT
+    return "\n".join([*lines, "", f"{short} of {len(lines) - 2} cells outside {low:g} to {high:g}% at 10x or 100x."])
+
+
+def _marked(percent: str) -> str:
+    low, high = PROMISED_PCT
+    return percent if low <= float(percent) <= high else f"**{percent}**"
 
 
 if __name__ == "__main__":
