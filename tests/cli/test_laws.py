@@ -199,6 +199,42 @@ def test_every_prediction_carries_where_it_comes_from_report_142(law, capsys):
     assert known.id in out and "95% of new runs between" in out and "times the largest run's" in out
 
 
+@pytest.mark.parametrize("at", ["params=3", "replicas=2", "rule=3"])
+def test_what_is_no_further_axis_is_refused(at, law, capsys):
+    assert f"at is {at}" in refusal(capsys, "predict", "--law", law, "--params", "1e9", "--at", at)
+
+
+def test_answers_beyond_any_number_are_refused(tmp_path, capsys):
+    columns = ladder()
+    columns["loss"] = columns["loss"] * np.exp(0.05 * np.cos(7 * np.arange(12)))
+    rows, out = write_rows(tmp_path / "rows.csv", **columns), tmp_path / "law.json"
+    answer(capsys, "fit", rows, "--form", "A*params^a+B*replicas^b+floor", "--out", out)
+    for verb, said in (("predict", "params 1e+300 must be"), ("advise", "no finite answer")):
+        assert said in refusal(capsys, verb, "--law", out, "--params", "1e300", "--replicas", "1e300")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *((("level",), 2), (("dof",), -1), (("noise",), -1), (("noise",), 1e308), (("theta",), [1.0])),
+        *((("theta", 0), {"number": "nan"}), (("theta", 0), "x"), (("covariance",), [[1.0]]), (("runs",), [])),
+        *((("form", "expression"), "A*params^"), (("form", "name"), []), (("settings", "fixed", "A"), 3.0)),
+        *((("settings", "fixed", "zeta"), 3.0), (("runs", "columns"), {}), (("runs", "labels"), ["a"])),
+        *((("level",), {"number": "many"}), (("alternatives",), "x"), (("certificate",), None)),
+    ],
+)
+def test_a_law_file_that_was_tampered_with_is_refused(place, value, law, tmp_path, capsys):
+    record = json.loads(law.read_text())
+    *path, last = place
+    node = record
+    for key in path:
+        node = node[key]
+    node[last] = value
+    (tmp_path / "law.json").write_text(json.dumps(record))
+    said = refusal(capsys, "predict", "--law", tmp_path / "law.json", "--params", "1e9")
+    assert "law.json is" in said and "fit the law again" in said
+
+
 def test_numbers_that_change_nothing_are_named(law, capsys):
     printed = answer(capsys, "predict", "--law", law, "--params", "1e9", "--tokens", "1e9", "--at", "H=100")
     said = " ".join(printed["warnings"])
@@ -276,6 +312,10 @@ def test_next_runs_take_candidates_with_their_own_cost(law, tmp_path, capsys):
         ("predict --law paper:table7:loss:replicas=4 --params 1e9", ("replicas is 1", "--replicas 4")),
         ("predict --params 1e9 --at H=3", ("at is H=3", "law is paper")),
         ("predict --params -1", ("params -1", "above 0")),
+        ("predict --params inf", ("params inf", "above 0")),
+        ("predict --law paper:table10:loss:joint --params -1", ("params -1", "above 0")),
+        ("fit {rows} --seed -1", ("seed -1", "below 0")),
+        ("fit {rows} --form A*loss^a", ("target loss", "axis")),
         ("predict --params ten", ("--params is ten", "a number")),
         ("advise", ("params is missing",)),
         ("advise --params 1e9 --at H=3", ("at is H=3 without a law",)),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares, minimize
 
-from diloco.laws import fit_law, read_rows
+from diloco.laws import fit_law, load_law, read_rows
 from diloco.laws.published import paper_rows
 
 CHINCHILLA = "A*params^-alpha + B*tokens^-beta + E"
@@ -77,6 +77,39 @@ def test_outlier_of_15_percent_is_left_out_and_named(side, seed) -> None:
     assert "row 8 (r7)" in note and "above" in note and "1" in note
     assert law.parameters["E"] == pytest.approx(clean.parameters["E"], rel=0.05)
     assert law.holdout.influence[0].index == 7
+
+
+@pytest.mark.parametrize("factor, said", [(10, "900.0% above"), (1.15, "15.0% above"), (0.85, "15.0% below")])
+def test_outlier_is_told_as_a_share_of_the_law(factor, said) -> None:
+    rows = ladder(noise=0.0)
+    rows["loss"][7] *= factor
+    assert f"row 8 was left out: it lies {said} the law" in notes_of(rows, CHINCHILLA, holdout=False)
+
+
+def test_target_as_an_axis_is_refused() -> None:
+    with pytest.raises(ValueError, match="has the target loss as an axis"):
+        fit_law(ladder(), "A*loss^a")
+
+
+def test_params_outside_the_form_draw_a_sentence() -> None:
+    assert "params varies from 5e+07 to 2e+09 and is not in the form" in notes_of(ladder(), "A*tokens^a", holdout=False)
+
+
+def test_negative_seed_is_refused() -> None:
+    with pytest.raises(ValueError, match="seed -1 is below 0"):
+        fit_law(ladder(), CHINCHILLA, seed=-1)
+
+
+def test_a_form_with_every_coefficient_given_is_refused() -> None:
+    with pytest.raises(ValueError, match="fixed gives every coefficient"):
+        fit_law(ladder(), "A*params^a + 2", fixed={"A": 40.0, "a": -0.2})
+
+
+def test_a_law_without_degrees_of_freedom_is_read_back(tmp_path) -> None:
+    rows = {"params": np.geomspace(1e7, 1e9, 6), "weight": np.full(6, 0.5)}
+    law = fit_law(rows | {"loss": 2 + 40 * rows["params"] ** -0.2}, "A*params^a + floor", holdout=False)
+    law.save(tmp_path / "law.json")
+    assert law.dof <= 0 and load_law(tmp_path / "law.json").id == law.id
 
 
 def test_outlier_is_named_even_by_a_loss_that_keeps_it_report_139() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from diloco.errors import BadInput
 from diloco.laws import FORMS, fit_law, power
 from diloco.laws.expressions import parse
 from diloco.laws.forms import resolve
@@ -178,10 +179,20 @@ def test_coefficients_carry_their_axis_and_sign() -> None:
         ("params^-0.3", "no amplitude"),
         ("__import__('os').system('true')", "expand it"),
         ("A*params^a*bend(params) + B*tokens^b*bend(tokens)", "more than one bend"),
+        ("A*params^1e999", "is not a sum of coefficients"),
+        ("A*params^" + "9" * 500, "is not a sum of coefficients"),
+        ("A*params^" + "9" * 5000, "longer than 1000"),
+        (" + ".join(f"A{i}*params^a" for i in range(1500)), "longer than 1000"),
+        ("A*params^" + "-" * 3000 + "a", "longer than 1000"),
+        ("A*params^params", "without a coefficient of its own"),
+        ("A*params^a/1e-320", "a number of usual size"),
+        ("A*params^a/1e-90/1e-90", "has a factor outside"),
+        ("A*params^50", "has a number beyond 20"),
+        ("A + B", "has no axis"),
     ],
 )
 def test_bad_expressions_are_refused_with_the_reason(expression, complaint) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(BadInput, match=complaint):
         parse(expression, AXES)
 
 

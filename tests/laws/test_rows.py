@@ -11,6 +11,7 @@ import json
 import numpy as np
 import pytest
 
+from diloco.errors import BadInput
 from diloco.laws import read_rows
 from diloco.laws.axes import canonical, number
 
@@ -99,6 +100,7 @@ def test_nominal_sizes_are_taken_and_said() -> None:
         (spoilt("loss", "diverged"), r"row 2 \(b\): loss is empty or no number"),
         (spoilt("loss", float("inf")), "loss is inf"),
         (spoilt("loss", -1.0), "loss is -1, which has no logarithm"),
+        (spoilt("params", float("inf")), "params is inf, which has no logarithm"),
         (spoilt("params", 0), "params is 0, which has no logarithm"),
         (spoilt("status", "running"), "status is 'running'"),
         (spoilt("fraction_done", 0.4), "only 40% of the run is done"),
@@ -163,6 +165,47 @@ def test_broken_files_name_the_line(tmp_path) -> None:
     for name, complaint in (("a.csv", "line 3"), ("a.jsonl", "line 2"), ("a.xlsx", ".xlsx")):
         with pytest.raises(ValueError, match=complaint):
             read_rows(tmp_path / name)
+
+
+def test_a_column_that_comes_twice_is_refused(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("params,loss,loss\n1e8,3,2\n")
+    with pytest.raises(ValueError, match="has 2 columns 'loss'"):
+        read_rows(tmp_path / "a.csv")
+
+
+def test_an_axis_that_is_no_number_costs_its_row_and_not_the_axis() -> None:
+    rows = spoilt("params", "x")
+    with pytest.raises(ValueError, match=r"row 2 \(b\): params is 'x', which is no number"):
+        read_rows(rows)
+    kept = read_rows(rows, bad="drop")
+    assert kept.has("params") and kept.column("params").tolist() == [1e8, 4e8]
+    with pytest.raises(ValueError, match="no row is left"):
+        read_rows(GOOD | {"params": ["x", "y", "z"]}, bad="drop")
+
+
+@pytest.mark.parametrize(
+    "name, content, complaint",
+    [
+        ("a.csv", b"params,loss\n1e8,\xff\n", "not UTF-8"),
+        ("a.jsonl", b'{"params": "\xff"}', "not UTF-8"),
+        ("a.json", b'"runs"', "holds no runs"),
+        ("a.json", b'{"params": 3}', "holds no runs"),
+        ("a.json", b"[1, 2]", "holds no runs"),
+        ("a.json", b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_files_of_another_content_are_refused_in_one_sentence(tmp_path, name, content, complaint) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=complaint) as error:
+        read_rows(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_junk_parquet_is_refused(tmp_path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_bytes(b"junk")
+    with pytest.raises(BadInput, match="no parquet file"):
+        read_rows(tmp_path / "a.parquet")
 
 
 def test_derived_tokens_per_param() -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from diloco.laws import HyperparameterLaws, Law
 
 PAPER, ARTICLE = "paper", "article"
+_OWN_OPTION = ("params", "replicas", "tokens")
+_NO_AXIS = ("rule", "law", "hyperparameters")
 
 
 def gather_pairs(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
@@ -65,7 +67,13 @@ def further_axes(words: Sequence[str]) -> dict[str, float]:
     """The numbers of `--at`, by the names that laws use: H=100 is sync_every."""
     from diloco.laws.axes import canonical
 
-    return {canonical(name): value for name, value in numbers(words, "at", "sync_every=100").items()}
+    found = {canonical(name): value for name, value in numbers(words, "at", "sync_every=100").items()}
+    for name, value in found.items():
+        if name in _OWN_OPTION:
+            raise BadInput(f"at is {name}={value:g}, which has its own option: give --{name} {value:g}")
+        if name in _NO_AXIS:
+            raise BadInput(f"at is {name}={value:g}, which is no axis of a law: give one such as sync_every=100")
+    return found
 
 
 def open_law(name: str) -> Law:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _PUBLISHED = "paper:"
 _SETTINGS = ("inner_lr", "outer_lr", "batch_tokens", "tokens")
 _LOSS = ("loss", "loss_low", "loss_high")
+_MOST_PARAMS = 1e30
+"""Beyond it, no answer of any law is a number of use."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def _refuse_for_published(options: PredictOptions) -> None:
 def _params(options: PredictOptions) -> float:
     if options.params is None:
         raise BadInput("params is missing: give the model's parameters, as in --params 10e9")
+    if not 0 < options.params <= _MOST_PARAMS:
+        raise BadInput(f"params {options.params} must be a number above 0 and at most {_MOST_PARAMS:g}")
     return options.params
 
 
@@ -148,7 +152,7 @@ def summary(answer: dict[str, Any]) -> str:
     """The answer for a person: the value, the settings, where from, and the reservations."""
     target = answer["target"]
     lines = [f"{target} {answer[target]:.4g}{_interval(answer, target)}, by {answer['law']}"]
-    if answer.get("curve_low") is not None:
+    if answer.get("curve_low") is not None and answer.get("curve_high") is not None:
         lines.append(f"the law itself, which the mean of many runs would show: {_between(answer, 'curve')}")
     said = [setting(key, answer[key]) for key in _SETTINGS if answer[key] is not None and key != target]
     lines += [", ".join(said)] if said else []
@@ -165,7 +169,7 @@ def setting(key: str, value: float) -> str:
 
 
 def _interval(answer: dict[str, Any], name: str) -> str:
-    if answer.get(f"{name}_low") is None:
+    if answer.get(f"{name}_low") is None or answer.get(f"{name}_high") is None:
         return " (no interval)"
     return f" ({answer['level']:.0%} of new runs between {_between(answer, name)})"
 

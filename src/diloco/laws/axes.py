@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 TOKENS_PER_PARAM = "tokens_per_param"
@@ -75,7 +76,10 @@ def canonical(header: str) -> str:
 def number(text: object) -> float | None:
     """A number as people write it: 1e9, 24_000, 35M, 1.3b; NaN for "nan", None for what is no number."""
     if isinstance(text, (int, float)) or hasattr(text, "__float__"):
-        return float(text)  # type: ignore[arg-type]
+        try:
+            return float(text)  # type: ignore[arg-type]
+        except OverflowError:
+            return math.inf
     stripped = str(text).strip()
     if stripped.lower() in ("nan", "inf", "-inf", "infinity"):
         return float(stripped)

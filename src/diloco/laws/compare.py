@@ -76,7 +76,7 @@ def compare_forms(rows: Any, forms: Sequence[str | Form] = (), *, target: str = 
         except BadInput as error:
             left_out[form if isinstance(form, str) else form.name] = str(error)
     if not laws:
-        reasons = "; ".join(left_out.values())
+        reasons = "; ".join(dict.fromkeys(left_out.values()))
         raise BadInput(f"none of the forms {', '.join(left_out)} can be fitted to these rows: {reasons}")
     scores = _scores(laws)
     laws.sort(key=lambda law: (math.isnan(scores[law.form.name]), scores[law.form.name]))

@@ -59,12 +59,16 @@ def next_runs(
         cost: FLOPs of a run.
 
     Raises:
-        BadInput: a law without intervals, without params, or a budget under the cheapest candidate.
+        BadInput: a law without intervals or params, a target beyond any number, a candidate that costs nothing, or a
+            budget under the cheapest.
     """
     if not (law.dof > 0 and law.noise > 0):
         raise BadInput(f"law {law.id} has no interval to narrow: fit it on more rows than coefficients")
+    law.predict(**target)
     points = [dict(point) for point in candidates] if candidates is not None else _between_rungs(law, target)
     prices = np.array([cost(point) for point in points])
+    if not (prices > 0).all():
+        raise BadInput(f"a candidate costs {prices.min():g} FLOPs: give sizes that cost something")
     if not (prices <= budget_flops).any():
         raise BadInput(
             f"budget {budget_flops:.3g} FLOPs buys no candidate, the cheapest costs {prices.min():.3g}: raise it"
@@ -108,6 +112,6 @@ def _between_rungs(law: Law, target: Mapping[str, Any]) -> list[dict[str, float]
         middles = np.sqrt(found[1:] * found[:-1]) if axis in ("params", "tokens", TOKENS_PER_PARAM) else np.empty(0)
         further = [float(target[axis])] if axis in target else []
         if axis == "params" and axis in target and target[axis] > found[-1]:
-            further.append(float(np.sqrt(found[-1] * target[axis])))
+            further.append(float(np.sqrt(found[-1]) * np.sqrt(target[axis])))
         choices[axis] = levels(np.array([*found, *middles, *further]))
     return [dict(zip(choices, map(float, point), strict=True)) for point in product(*choices.values())]

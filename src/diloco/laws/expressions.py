@@ -15,6 +15,13 @@ from dataclasses import dataclass, field
 from diloco.errors import BadInput
 
 BEND = "bend"
+_LONGEST = 1000
+_NUMBERS = (1e-100, 1e100)
+"""Sizes that a number in an expression may have, so that products of a few stay finite."""
+
+_EXPONENTS = 20.0
+"""Sizes that a number in an exponent may have."""
+
 Piece = tuple[float, str, str]
 """coefficient * log(first axis) * second axis (or 1 where it is "")."""
 
@@ -37,17 +44,23 @@ def parse(expression: str, axes: Collection[str]) -> tuple[Term, ...]:
     Raises:
         BadInput: it is no such sum, saying which part is not and why.
     """
+    if len(expression) > _LONGEST:
+        raise BadInput(f"form '{expression[:40]}...' is longer than {_LONGEST} characters: write a shorter sum")
     try:
         tree = ast.parse(expression.replace("^", "**").strip(), mode="eval").body
+        parser = _Parser(expression, frozenset(axes))
+        terms = tuple(parser.term(node) for node in parser.summands(tree))
     except SyntaxError as error:
         raise BadInput(f"form '{expression}' cannot be read ({error.msg}): write it as A*params^a + floor") from error
-    parser = _Parser(expression, frozenset(axes))
-    terms = tuple(parser.term(node) for node in parser.summands(tree))
+    except (RecursionError, MemoryError) as error:
+        raise BadInput(f"form '{expression[:40]}...' is nested too deeply: write it as A*params^a + floor") from error
     amplitudes = [term.amplitude for term in terms if term.amplitude]
     exponents = {name for term in terms for name in term.exponents if name}
     twice = sorted({name for name in amplitudes if amplitudes.count(name) > 1 or name in exponents})
     if twice:
         raise BadInput(f"form '{expression}' uses {twice[0]} in two roles: give each amplitude a name of its own")
+    if not any(term.exponents or term.bend for term in terms):
+        raise BadInput(f"form '{expression}' has no axis: write it as A*params^a + floor")
     if sum(bool(term.bend) for term in terms) > 1:
         raise BadInput(f"form '{expression}' has more than one bend: one axis of one term may have a break")
     if not amplitudes:
@@ -72,6 +85,8 @@ class _Parser:
     def term(self, node: ast.expr) -> Term:
         term = Term()
         self.multiply(term, node, 1)
+        if not _NUMBERS[0] <= term.value <= _NUMBERS[1]:
+            raise self.refuse(node, f"has a factor outside {_NUMBERS[0]:g} to {_NUMBERS[1]:g}: change units")
         return term
 
     def multiply(self, term: Term, node: ast.expr, sign: int) -> None:
@@ -81,7 +96,7 @@ class _Parser:
             self.multiply(term, node.right, sign if isinstance(node.op, ast.Mult) else -sign)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             self.power(term, self.axis(node.left), node.right, sign)
-        elif isinstance(node, ast.Constant) and _is_number(node.value) and node.value > 0:
+        elif isinstance(node, ast.Constant) and _is_number(node.value) and node.value >= _NUMBERS[0]:
             term.value *= float(node.value) ** sign
         elif isinstance(node, ast.Name) and node.id in self.axes:
             self.add(term, "", (float(sign), node.id, ""))
@@ -95,7 +110,7 @@ class _Parser:
             term.bend = self.axis(node.args[0])
         else:
             raise self.refuse(
-                node, "is not an amplitude, a positive number or an axis to a power: expand it into a sum"
+                node, "is not an amplitude, a number of usual size above 0 or an axis to a power: expand it into a sum"
             )
 
     def axis(self, node: ast.expr) -> str:
@@ -106,6 +121,10 @@ class _Parser:
 
     def power(self, term: Term, axis: str, exponent: ast.expr, sign: int) -> None:
         for (name, times), coefficient in self.linear(exponent).items():
+            if times and not name:
+                raise self.refuse(exponent, f"has {times} without a coefficient of its own: write a*{times}")
+            if abs(coefficient) > _EXPONENTS:
+                raise self.refuse(exponent, f"has a number beyond {_EXPONENTS:g}: no law has such an exponent")
             self.add(term, name, (sign * coefficient, axis, times))
 
     def add(self, term: Term, name: str, piece: Piece) -> None:
@@ -141,4 +160,4 @@ class _Parser:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value <= _NUMBERS[1]

@@ -23,7 +23,7 @@ from diloco.laws.quantile import t_quantile
 from diloco.laws.robust import fit_problem
 from diloco.laws.rows import Rows, read_rows
 
-_WATCHED = ("tokens", "replicas", "sync_every", "fragments", "overlap")
+_WATCHED = ("params", "tokens", "replicas", "sync_every", "fragments", "overlap")
 """Columns that must not vary unnoticed. Learning rates and batches are tuned per run, and so not among them."""
 
 _EXPLAINED = 0.95
@@ -65,8 +65,14 @@ def fit_law(
     """
     if not 0 < level < 1:
         raise BadInput(f"level {level} must lie between 0 and 1: 0.95 is usual")
+    if seed < 0:
+        raise BadInput(f"seed {seed} is below 0: give 0 or more")
     rows = read_rows(rows, target=target) if not isinstance(rows, Rows) else rows
     form = resolve(form, general_axes(rows, target), rows.headers | {name: name for name in rows.numbers})
+    if target in form.axes:
+        raise BadInput(
+            f"form '{form.expression}' has the target {target} as an axis, which would explain itself: take it out"
+        )
     columns = {axis: rows.column(axis) for axis in form.axes}
     problem = _problem(rows, form, columns, target, loss, delta, fixed or {}, use_loss_se)
     solution = fit_problem(problem)
@@ -114,6 +120,8 @@ def _problem(
         weights = weights * precision / precision.mean()
     model = bind(form, columns, fixed)
     problem = Problem(model, y_N, weights, limits(model, y_N, fixed), loss, delta)
+    if problem.free < 1:
+        raise BadInput(f"fixed gives every coefficient of {form.expression}: leave one out to fit")
     if len(rows) <= problem.free:
         raise BadInput(
             f"{len(rows)} rows cannot determine the {problem.free} coefficients of {form.expression}: "
@@ -125,7 +133,7 @@ def _problem(
 def general_axes(rows: Rows, target: str = ax.LOSS) -> list[str]:
     """The axes that `power` and `power-floor` take: what varies, less what merely follows what is already taken."""
     taken: list[str] = []
-    for axis in rows.varying([name for name in ax.INPUTS if name != target and name in ("params", *_WATCHED)]):
+    for axis in rows.varying([name for name in ax.INPUTS if name != target and name in _WATCHED]):
         logs = np.log(rows.column(axis))
         if all(abs(np.corrcoef(logs, np.log(rows.column(other)))[0, 1]) < _COLLINEAR for other in taken):
             taken.append(axis)
@@ -133,7 +141,7 @@ def general_axes(rows: Rows, target: str = ax.LOSS) -> list[str]:
 
 
 def _notes(rows: Rows, form: Form, certificate: Any, held: Any, solution: Solution, target: str) -> list[str]:
-    residual_pct = {i: float(-100 * np.expm1(solution.residual_N[i])) for i in solution.outlier_z}
+    residual_pct = {i: float(100 * np.expm1(-solution.residual_N[i])) for i in solution.outlier_z}
     notes = say.column_notes(rows, form, _unexplained(rows, form, target))
     notes += say.certificate_notes(certificate, form)
     notes += say.outlier_notes(solution.outlier_z, residual_pct, rows)

@@ -95,16 +95,17 @@ def load_hyperparameters(path: str | Path) -> HyperparameterLaws:
     record = lawfile.read_json(path)
     if record.get("kind") != KIND or record.get("version") != lawfile.VERSION:
         raise BadInput(f"{path} holds no hyperparameter laws of version {lawfile.VERSION}: fit them again")
-    return HyperparameterLaws(
-        optima=tuple(BestRun(**best | {"notes": tuple(best["notes"])}) for best in record["optima"]),
-        joint={quantity: lawfile.from_json(law) for quantity, law in record["joint"].items()},
-        independent={
-            quantity: {replicas: lawfile.from_json(law) for replicas, law in laws}
-            for quantity, laws in record["independent"].items()
-        },
-        outer_lr=dict(map(tuple, record["outer_lr"])),
-        notes=tuple(record["notes"]),
-    )
+    with lawfile.told_as_damage(path):
+        return HyperparameterLaws(
+            optima=tuple(BestRun(**best | {"notes": tuple(best["notes"])}) for best in record["optima"]),
+            joint={quantity: lawfile.from_json(law) for quantity, law in record["joint"].items()},
+            independent={
+                quantity: {replicas: lawfile.from_json(law) for replicas, law in laws}
+                for quantity, laws in record["independent"].items()
+            },
+            outer_lr=dict(map(tuple, record["outer_lr"])),
+            notes=tuple(record["notes"]),
+        )
 
 
 def fit_hyperparameters(rows: Any) -> HyperparameterLaws:

@@ -146,9 +146,13 @@ class Law:
         cannot tell apart, and a sentence for each axis on which the point lies outside the runs.
 
         Raises:
-            BadInput: an axis of the form is missing or not above 0.
+            BadInput: an axis of the form is missing or not above 0, or the answer overflows.
         """
-        curve = self.curve(point)
+        with np.errstate(over="ignore", invalid="ignore"):
+            curve = self.curve(point)
+        if not np.isfinite(curve.value) or np.isinf(curve.high) or np.isinf(curve.new_high):
+            where = ", ".join(f"{axis} {value:.4g}" for axis, value in point.items())
+            raise BadInput(f"the law {self.form.expression} has no finite answer at {where}: ask nearer to its runs")
         points, _ = self.points(point)
         central = {self.form.name: float(curve.value)}
         for other in self.alternatives:

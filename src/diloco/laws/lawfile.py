@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,16 @@ from diloco.laws.law import Law, Runs, unfitted_model
 
 KIND, VERSION = "diloco-law", 1
 _NOT_A_NUMBER = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+_DAMAGE = (
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError, StopIteration, OverflowError, RecursionError),
+    np.linalg.LinAlgError,
+)
+_FIXED_TOLERANCE = 1e-6
+"""Relative, between a coefficient that was given and the one in theta."""
+
+
+_MOST_NOISE = 1e3
+"""Standard deviation of a logarithm that no runs have: e^1000 is no number."""
 
 
 def save(law: Law, path: str | Path) -> None:
@@ -34,10 +46,18 @@ def load(path: str | Path) -> Law:
     record = read_json(path)
     if record.get("kind") != KIND or record.get("version") != VERSION:
         raise BadInput(f"{path} is no law of version {VERSION}: make one with `diloco fit`")
-    try:
+    with told_as_damage(path):
         return from_json(record)
-    except (KeyError, TypeError, IndexError) as error:
-        raise BadInput(f"{path} is damaged ({error!r}): fit the law again") from error
+
+
+@contextmanager
+def told_as_damage(path: str | Path) -> Iterator[None]:
+    """Whatever a record of the wrong content raises inside, as one BadInput that names the file."""
+    try:
+        yield
+    except _DAMAGE as error:
+        reason = " ".join((str(error) if isinstance(error, ValueError) else repr(error)).split())
+        raise BadInput(f"{path} is damaged ({reason}): fit the law again") from error
 
 
 def to_json(law: Law) -> dict[str, Any]:
@@ -86,7 +106,7 @@ def from_json(record: dict[str, Any]) -> Law:
     series = (np.array(ran[name], dtype=float) for name in ("target", "fitted", "weight"))
     runs = Runs(tuple(ran["labels"]), columns, *series)
     certificate = record["certificate"] | {"at_bound": tuple(record["certificate"]["at_bound"])}
-    return Law(
+    law = Law(
         form=form,
         target=record["target"],
         model=unfitted_model(form, runs, record["settings"]["fixed"]),
@@ -105,6 +125,36 @@ def from_json(record: dict[str, Any]) -> Law:
         versions=record["versions"],
         alternatives=tuple(from_json(other) for other in record["alternatives"]),
     )
+    _check(law)
+    return law
+
+
+def _check(law: Law) -> None:
+    """Raises BadInput for a field that no fit writes."""
+    count, known = len(law.model.names), law.dof > 0
+    diagonal = np.diag(law.covariance_PP) if law.covariance_PP.shape == (count, count) else np.full(count, -1.0)
+    lengths = {len(law.runs.labels), *(values.size for values in _series(law.runs))}
+    wrong = {
+        "form": not isinstance(law.form.name, str),
+        "target": not isinstance(law.target, str) or law.target in law.form.axes,
+        "level": not 0 < law.level < 1,
+        "dof": not (known or (law.dof == law.dof and bool(np.all(np.isnan(diagonal))))),
+        "noise": not (0 <= law.noise <= _MOST_NOISE or (not known and np.isnan(law.noise))),
+        "t": not (law.t >= 0 or (not known and np.isnan(law.t))),
+        "theta": law.theta_P.shape != (count,) or not bool(np.all(np.isfinite(law.theta_P))),
+        "covariance": bool(np.any(diagonal < 0)) or (known and not bool(np.all(np.isfinite(law.covariance_PP)))),
+        "runs": len(lengths) > 1 or not all(bool(np.all(values > 0)) for values in law.runs.columns.values()),
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            raise BadInput(f"{name} is not what a fit of {law.form.expression} writes")
+    for name, value in law.settings["fixed"].items():
+        if not np.isclose(law.parameters[name], value, rtol=_FIXED_TOLERANCE, atol=0.0 if value else 1e-12):
+            raise BadInput(f"fixed {name} is {value} and theta has {law.parameters[name]:.6g}")
+
+
+def _series(runs: Runs) -> list[np.ndarray]:
+    return [*runs.columns.values(), runs.target, runs.fitted, runs.weight]
 
 
 def _holdout(record: dict[str, Any] | None) -> HoldOut | None:
@@ -132,7 +182,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
         raise BadInput(f"law file {path} does not exist: name a file that `diloco fit --out` wrote")
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=_number)
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} is not JSON ({error}): fit the law again") from error
     if not isinstance(record, dict):
         raise BadInput(f"{path} is no JSON object: name a file that `diloco fit --out` wrote")

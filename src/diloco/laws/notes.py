@@ -62,7 +62,7 @@ def _bound_sentence(name: str, form: Form) -> str:
 
 
 def outlier_notes(outlier_z: dict[int, float], residual_pct: dict[int, float], rows: Rows) -> list[str]:
-    """For the rows that were left out."""
+    """For the rows that were left out; `residual_pct` is the run above the law, as a share of the law."""
     notes = []
     for index, z in sorted(outlier_z.items()):
         side = "above" if residual_pct[index] > 0 else "below"

@@ -33,6 +33,8 @@ class Rows:
     """The file's own column name -> canonical name."""
     notes: tuple[str, ...] = ()
     """What was left out or assumed, a sentence each."""
+    unreadable: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Numeric column -> what stood in each cell that is no number, "" elsewhere."""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -48,6 +50,7 @@ class Rows:
             numbers={name: values[index] for name, values in self.numbers.items()},
             texts={name: tuple(values[i] for i in index) for name, values in self.texts.items()},
             places=tuple(self.places[i] for i in index),
+            unreadable={name: tuple(cells[i] for i in index) for name, cells in self.unreadable.items()},
         )
 
     def where(self, **conditions: Any) -> Rows:
@@ -158,7 +161,7 @@ def read_rows(
 
 def _columns(records: list[dict[str, Any]], places: list[str], rename: dict[str, str]) -> Rows:
     headers = _headers(list(dict.fromkeys(header for record in records for header in record)), rename)
-    numbers, texts, notes = {}, {}, []
+    numbers, texts, notes, unreadable = {}, {}, [], {}
     for header, name in headers.items():
         cells = [record.get(header) for record in records]
         values = [math.nan if _empty(cell) else ax.number(cell) for cell in cells]
@@ -166,12 +169,16 @@ def _columns(records: list[dict[str, Any]], places: list[str], rename: dict[str,
             texts[name] = tuple("" if _empty(cell) else str(cell) for cell in cells)
         else:
             numbers[name] = np.array([math.nan if value is None else value for value in values], dtype=float)
+            if None in values:
+                unreadable[name] = tuple(
+                    str(cell) if value is None else "" for cell, value in zip(cells, values, strict=True)
+                )
     if "params" not in numbers and "model" in texts:
         sizes = [ax.number(cell) for cell in texts["model"]]
         if all(sizes):
             numbers["params"] = np.array(sizes, dtype=float)
             notes.append("params are the nominal sizes in column 'model': real counts give a better law")
-    return Rows(numbers, texts, tuple(places), headers, tuple(notes))
+    return Rows(numbers, texts, tuple(places), headers, tuple(notes), unreadable)
 
 
 def _headers(found: list[str], rename: dict[str, str]) -> dict[str, str]:
@@ -221,11 +228,14 @@ def _unfinished(status: str, column: tuple[str, ...]) -> bool:
 
 
 def _bad_axis(rows: Rows, index: int) -> str:
-    """An empty cell is judged when a form needs the column; a number below or at 0 is wrong in any law."""
+    """An empty cell is judged when a form needs the column; no number, infinity or one below 0 is always wrong."""
+    never_0 = ("params", "tokens", "replicas", "flops", ax.WEIGHT)
     for name in (*ax.AXES, ax.WEIGHT, ax.LOSS_SE):
+        if name in rows.unreadable and rows.unreadable[name][index]:
+            return f"{name} is '{rows.unreadable[name][index]}', which is no number"
         value = rows.numbers[name][index] if name in rows.numbers else 1.0
         # No bytes sent, no overlap, no outer step: a zero that says something, refused only where a form uses it.
-        if value < 0 or (value == 0 and name in ("params", "tokens", "replicas", "flops", ax.WEIGHT)):
+        if value < 0 or math.isinf(value) or (value == 0 and name in never_0):
             return _why(value, name)
     return ""
 

@@ -51,12 +51,22 @@ def _read_path(path: Path) -> Records:
     readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
         raise BadInput(f"rows file {path} ends in '{path.suffix}': use one of {', '.join(readers)}")
-    return readers[path.suffix.lower()](path)
+    try:
+        return readers[path.suffix.lower()](path)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+    except csv.Error as error:
+        raise BadInput(f"{path} cannot be read as a table ({error}): save it as CSV again") from error
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror or 'damaged'}): mend it or name another") from error
 
 
 def _csv(path: Path) -> Records:
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        headers = [header.strip() for header in reader.fieldnames or () if header.strip()]
+        if twice := [header for header in headers if headers.count(header) > 1]:
+            raise BadInput(f"{path} has {headers.count(twice[0])} columns '{twice[0]}': rename or remove all but one")
         records, places = [], []
         for record in reader:
             if None in record or None in record.values():
@@ -77,17 +87,19 @@ def _jsonl(path: Path) -> Records:
 def _json(path: Path) -> Records:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not JSON ({error}): write a list of objects, or a JSONL file") from error
-    if isinstance(value, dict):
+    if isinstance(value, dict) and all(isinstance(cells, list) for cells in value.values()):
         return _from_columns(value)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise BadInput(f"{path} holds no runs: write a list of objects, or an object with a list per column")
     return [dict(item) for item in value], _numbered(len(value))
 
 
 def _object(text: str, place: str) -> dict:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{place} is not JSON ({error}): mend or remove that line") from error
     if not isinstance(value, dict):
         raise BadInput(f"{place} is no JSON object: each line of a JSONL file is one run")
@@ -99,7 +111,10 @@ def _parquet(path: Path) -> Records:
         import pyarrow.parquet
     except ImportError as error:
         raise BadInput(f"{path} needs pyarrow: pip install 'diloco[data]', or save the rows as CSV") from error
-    return _from_columns(pyarrow.parquet.read_table(path).to_pydict())
+    try:
+        return _from_columns(pyarrow.parquet.read_table(path).to_pydict())
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadInput(f"{path} is no parquet file that can be read: write it again, or save it as CSV") from error
 
 
 def _run_folders(path: Path) -> Records:
@@ -114,8 +129,10 @@ def _run_folders(path: Path) -> Records:
 def _run_record(folder: Path) -> dict[str, Any]:
     if not (folder / _ROW).is_file() or not (folder / _RECEIPT).is_file():
         return {"run": folder.name, "status": "unfinished"}
-    (record,), _ = _csv(folder / _ROW)
-    return {**record, "status": "finished"}
+    records, _ = _csv(folder / _ROW)
+    if len(records) != 1:
+        raise BadInput(f"{folder / _ROW} holds {len(records)} rows, and a run is one: mend it or leave the folder out")
+    return {**records[0], "status": "finished"}
 
 
 def _from_columns(columns: Mapping[str, Any]) -> Records:
