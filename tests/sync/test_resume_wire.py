@@ -16,6 +16,8 @@ from torch import Tensor
 
 import diloco
 
+pytestmark = pytest.mark.slow
+
 WAYS = {
     "residual of two": {"codec": "int4+ef", "replicas": 2},
     "residual of owners": {"codec": "e3m0", "replicas": 4},

@@ -30,6 +30,8 @@ from diloco.outer.codec import get_codec
 from diloco.train.data import Data
 from diloco.train.replica import Replica
 
+pytestmark = pytest.mark.slow
+
 STREAMING = {"fragments": "balanced:3", "overlap": "2", "mixing": "0.5", "codec": "e3m0"}
 
 # H is 4 and the run has 17 steps, so most of these have a fragment under way at most steps, the last one too.
@@ -65,7 +67,6 @@ def test_stopped_after_every_step_is_bit_equal_to_never_stopped_reports_21_23_91
     assert_same_run(whole, receipt, parts, quiet_train(parts, resume=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_one_process_and_many_give_the_same_bits(tmp_path: Path, way: str) -> None:
     """With three replicas each owns a part of a fragment; with two, or sites, payloads are gathered."""
@@ -77,7 +78,6 @@ def test_one_process_and_many_give_the_same_bits(tmp_path: Path, way: str) -> No
     assert receipts[0]["bytes_sent"] == receipt["bytes_sent"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["streaming", "eager"])
 def test_legs_may_change_between_one_process_and_two(tmp_path: Path, way: str) -> None:
     """A checkpoint taken while a background thread has a fragment on its way is a whole one, for either side."""
@@ -145,7 +145,6 @@ def test_bytes_of_two_replicas_are_their_payloads(tmp_path: Path, codec: str) ->
         assert r["bytes_sent"] == pytest.approx(payload[r["fragment"]] + 40 + 32, abs=4)
 
 
-@pytest.mark.slow
 def test_a_lossy_codec_with_feedback_ends_near_fp32(tmp_path: Path) -> None:
     losses = {}
     for codec in ("fp32", "int8", "e3m0"):

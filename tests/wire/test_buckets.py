@@ -12,6 +12,8 @@ from support.drift import HALVES, LARGEST_BYTES, Drifters, digest, residual_dige
 
 import diloco
 
+pytestmark = pytest.mark.slow
+
 FED_BACK = ("bf16", "fp16", "int8", "int4", "e3m0", "topk:0.05", "randk:0.05")
 CODECS = ("fp32", "randk:0.05-ef", *(name + "+ef" for name in FED_BACK))
 ONE_BUCKET = 1 << 30
@@ -41,7 +43,6 @@ def test_bucketed_equals_unbucketed_report_5(codec: str, replicas: int, halves: 
     assert bucketed == unbucketed(codec, replicas, halves)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["fp32", "e3m0"])
 def test_the_smallest_buckets_there_can_be_report_5(codec: str) -> None:
     """Hundreds of buckets: one block of the codec each."""
