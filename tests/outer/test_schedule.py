@@ -246,6 +246,7 @@ def test_milestones_of_a_short_run_may_coincide() -> None:
         ("taper:0=60", "fractions of the run must lie between 0 and 1"),
         ("taper:0.7=60,0.5=80", "ascending"),
         ("taper:0.5=0", "each with an H of 1 or more"),
+        ("smooth:0", "an H of 1 or more"),
         ("smooth:fast", "write it as in 'smooth:120'"),
         ("adaptive", "write it as in 'adaptive:10-200'"),
         ("adaptive:10", "write it as in 'adaptive:10-200'"),

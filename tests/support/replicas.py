@@ -75,5 +75,23 @@ def weights_of(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
+def trees_of(fleet: Fleet) -> list[dict]:
+    """The live state of every replica, for a checkpoint."""
+    return [
+        {"model": m.state_dict(), "inner": o.state_dict(), "sync": s.state_dict()}
+        for m, o, s in zip(fleet.models, fleet.optimizers, fleet.syncs, strict=True)
+    ]
+
+
+def restored(fleet: Fleet, trees: list[dict], step: int) -> Fleet:
+    """The fleet as it was at inner step `step`."""
+    for m, tree in enumerate(trees):
+        fleet.models[m].load_state_dict(tree["model"])
+        fleet.optimizers[m].load_state_dict(tree["inner"])
+        fleet.syncs[m].load_state_dict(tree["sync"])
+    fleet.step = step
+    return fleet
+
+
 def states(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}

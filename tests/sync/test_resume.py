@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from support.replicas import Fleet, small_model
+from support.replicas import Fleet, restored, small_model, trees_of
 from torch import nn
 
 import diloco
@@ -26,21 +26,8 @@ OUTERS = [
 
 def saved(fleet: Fleet) -> list[dict]:
     """What a user would save, through the checkpoint format."""
-    trees = [
-        {"model": m.state_dict(), "inner": o.state_dict(), "sync": s.state_dict()}
-        for m, o, s in zip(fleet.models, fleet.optimizers, fleet.syncs, strict=True)
-    ]
-    packed = [pack(t) for t in trees]
+    packed = [pack(t) for t in trees_of(fleet)]
     return [unpack({k: v.clone() for k, v in tensors.items()}, tree) for tensors, tree in packed]
-
-
-def restored(fleet: Fleet, trees: list[dict], step: int) -> Fleet:
-    for m, tree in enumerate(trees):
-        fleet.models[m].load_state_dict(tree["model"])
-        fleet.optimizers[m].load_state_dict(tree["inner"])
-        fleet.syncs[m].load_state_dict(tree["sync"])
-    fleet.step = step
-    return fleet
 
 
 @pytest.mark.parametrize("outer", OUTERS, ids=lambda o: type(o).__name__)

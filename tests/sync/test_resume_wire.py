@@ -10,7 +10,7 @@ import copy
 
 import pytest
 import torch
-from support.replicas import Fleet, small_model
+from support.replicas import Fleet, restored, small_model, trees_of
 from support.streaming import GROUPS
 from torch import Tensor
 
@@ -39,24 +39,6 @@ def build(way: dict, seed: int = 0) -> Fleet:
     return Fleet(options.pop("replicas", 2), build=lambda m: small_model(seed), **options)
 
 
-def saved(fleet: Fleet) -> list[dict]:
-    return copy.deepcopy(
-        [
-            {"model": m.state_dict(), "inner": o.state_dict(), "sync": s.state_dict()}
-            for m, o, s in zip(fleet.models, fleet.optimizers, fleet.syncs, strict=True)
-        ]
-    )
-
-
-def restore(fleet: Fleet, states: list[dict], step: int) -> Fleet:
-    for m, state in enumerate(states):
-        fleet.models[m].load_state_dict(state["model"])
-        fleet.optimizers[m].load_state_dict(state["inner"])
-        fleet.syncs[m].load_state_dict(state["sync"])
-    fleet.step = step
-    return fleet
-
-
 def bits(fleet: Fleet) -> list[Tensor]:
     """Everything a replica is: weights, anchor, and what it keeps for itself."""
     found = []
@@ -76,7 +58,7 @@ def test_resumed_equals_uninterrupted_report_91(way: str, stops: list[int]) -> N
     whole.run(22)
     for stop in stops:
         fleet.run(stop - fleet.step)
-        fleet = restore(build(WAYS[way], seed=99), saved(fleet), stop)
+        fleet = restored(build(WAYS[way], seed=99), copy.deepcopy(trees_of(fleet)), stop)
     fleet.run(22 - fleet.step)
     for _ in range(2):
         assert all(torch.equal(a, b) for a, b in zip(bits(whole), bits(fleet), strict=True))
@@ -92,19 +74,19 @@ def test_residual_is_state_by_parameter_and_not_by_bucket_report_91() -> None:
     """A run that goes on with other buckets keeps its residuals."""
     fleet = build({"codec": "e3m0", "bucket_bytes": 256, "replicas": 4})
     fleet.run(12)
-    states = saved(fleet)
+    states = copy.deepcopy(trees_of(fleet))
     assert {n: v.shape for n, v in states[0]["sync"]["local"]["residual"].items()} == {
         n: p.shape for n, p in fleet.models[0].named_parameters()
     }
     assert any(v.norm() > 0 for v in states[0]["sync"]["local"]["residual"].values())
-    other = restore(build({"codec": "e3m0", "bucket_bytes": 1 << 20, "replicas": 4}, seed=99), states, 12)
+    other = restored(build({"codec": "e3m0", "bucket_bytes": 1 << 20, "replicas": 4}, seed=99), states, 12)
     for f in (fleet, other):
         f.run(13)
     assert all(torch.equal(a, b) for a, b in zip(bits(fleet), bits(other), strict=True))
 
 
 def test_another_number_of_replicas_starts_without_residuals() -> None:
-    state = saved(build({"codec": "int4", "replicas": 2}))[0]["sync"]
+    state = copy.deepcopy(trees_of(build({"codec": "int4", "replicas": 2})))[0]["sync"]
     del state["local"]
     other = build({"codec": "int4", "replicas": 3})
     other.run(6)

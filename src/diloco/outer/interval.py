@@ -225,6 +225,8 @@ def parse_interval(spec: str, sync_every: int, total_steps: int) -> Interval:
         # Two milestones may fall on one step of a short run: the later one counts.
         steps = {max(_round(float(fraction) * total_steps), 1): int(every) for fraction, every in pairs}
         return Tapered(sync_every, tuple(steps.items()))
+    if name == "smooth" and not int(value):
+        raise BadInput(f"interval is {spec!r}: give an H of 1 or more to end with")
     if name == "smooth":
         return Smooth(sync_every, int(value), total_steps)
     return Adaptive(sync_every, *map(int, found.groups())) if name == "adaptive" else Fixed(sync_every)

@@ -7,6 +7,7 @@ Shapes: n elements, N blocks of B elements.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from diloco.outer.codecs.base import Key, Scratch, spans
 from diloco.outer.codecs.bits import pack_nibbles, unpack_nibbles
 
 
-class Blocked:
+class Blocked(ABC):
     """Walks the payload slice by slice; a family says how one slice of whole blocks becomes codes and scales."""
 
     block: int
@@ -29,11 +30,13 @@ class Blocked:
         self.name, self.feedback = name, feedback
         self.scratch = Scratch()
 
+    @abstractmethod
     def quantize(self, x_NB: Tensor, code_NB: Tensor, scale_N1: Tensor) -> None:
-        raise NotImplementedError
+        """Writes codes and scales."""
 
+    @abstractmethod
     def dequantize(self, code_NB: Tensor, scale_N1: Tensor, out_NB: Tensor) -> None:
-        raise NotImplementedError
+        """Writes values."""
 
     def nbytes(self, numel: int) -> int:
         return self._scale_bytes(numel) + math.ceil(numel * self.code_bits / 8)

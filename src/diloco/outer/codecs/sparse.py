@@ -7,6 +7,7 @@ indices, 12 bits each. Shapes: n elements, C pages of L (all 4096 but a shorter 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ LEAST_STEP = 2.0**-120
 FP32_MAX = torch.finfo(torch.float32).max
 
 
-class Sparse:
+class Sparse(ABC):
     """K = ceil(density * L) elements of each page are sent, the others decode to zero.
 
     A value is its sign and one of 2^(bits-1) magnitudes, spread evenly from the smallest sent of the page to the
@@ -43,9 +44,9 @@ class Sparse:
         self.steps = 2 ** (bits - 1) - 1
         self.scratch = Scratch()
 
+    @abstractmethod
     def choose(self, x_CL: Tensor, kept: int, key: Key) -> Tensor:
         """Indices in each page, int64 [C, kept], distinct and in an order that is the same on every machine."""
-        raise NotImplementedError
 
     def gain(self, length: int) -> float:
         """What the values of a page are multiplied by when they are decoded."""
