@@ -18,6 +18,7 @@ from diloco.train.config import TrainConfig, config_hash, to_dict
 from diloco.train.replica import Replica
 from diloco.train.world import World
 from diloco.watch import runfolder
+from diloco.wire.choose import AUTO
 
 FORMAT = 2
 
@@ -84,7 +85,7 @@ def save(
 
 def codec_of(root: Path, config: TrainConfig) -> str:
     """The configured codec; where that is `auto` and there is a run to resume, what was chosen at its start."""
-    if config.codec != "auto" or not config.resume:
+    if config.codec != AUTO or not config.resume:
         return config.codec
     path, _ = checkpoint.latest_whole(root)
     return (path and read_manifest(path)["meta"].get("codec")) or config.codec

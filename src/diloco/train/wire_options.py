@@ -13,6 +13,7 @@ from diloco.outer.late import LATE
 from diloco.outer.merge import get_merge
 from diloco.outer.round import REBASE
 from diloco.outer.schedule import check_overlap
+from diloco.wire.choose import AUTO
 from diloco.wire.hierarchical import divide_into_sites
 from diloco.wire.link import Link
 
@@ -54,7 +55,7 @@ class WireOptions:
         """Raises BadInput naming the option that cannot work."""
         interval = self.build_interval(1_000_000)
         self.build_fragments()
-        if self.codec != "auto":
+        if self.codec != AUTO:
             get_codec(self.codec)
         if self.overlap not in LATE:
             check_overlap(interval, self.build_overlap())
