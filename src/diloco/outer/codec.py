@@ -57,7 +57,7 @@ def get_codec(spec: str) -> Codec:
     base, suffix = (spec[:-3], spec[-3:]) if spec.endswith(("+ef", "-ef")) else (spec, "")
     name, *options = base.split(":")
     if name not in _FAMILIES:
-        near = next(iter(difflib.get_close_matches(name.lower(), _FAMILIES, n=1, cutoff=0.4)), "fp32")
+        near = next(iter(difflib.get_close_matches(name.lower(), _FAMILIES, n=1, cutoff=0.6)), "fp32")
         near += ":0.01" if _FAMILIES[near].sparse else ""
         raise BadInput(f"codec is {spec!r}: give {near!r}, or another of {', '.join(CODECS)}")
     family = _FAMILIES[name]
