@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,8 +165,3 @@ def _unexplained(rows: Rows, form: Form, target: str) -> list[str]:
 
 def _versions() -> dict[str, str]:
     return {"diloco": diloco.__version__, "numpy": np.__version__, "python": platform.python_version()}
-
-
-def with_alternatives(law: Law, others: list[Law]) -> Law:
-    """`law` knowing which other forms the hold-out cannot tell from it."""
-    return replace(law, alternatives=tuple(replace(other, alternatives=()) for other in others))

@@ -193,6 +193,8 @@ class DiLoCo:
         due = self.timetable.due(self.inner_step)
         if self.exchange.site_every and self.inner_step % self.exchange.site_every == 0:
             self._average_site([f for f in self.fragments if f.index not in due])
+        if due:
+            checks.check_roster(self.model, self.tensors)
         for index in due:
             self._send(self.fragments[index])
         self.exchange.step_begins()
@@ -207,6 +209,7 @@ class DiLoCo:
             self.restart_window()
             return
         self._land(lambda airborne: True)
+        checks.check_roster(self.model, self.tensors)
         for fragment in self.fragments:
             if self.inner_step > fragment.sent_step:
                 self._send(fragment, last=True)
@@ -255,7 +258,6 @@ class DiLoCo:
         self.timetable = self.timetable.next(every)
 
     def _send(self, fragment: Fragment, last: bool = False) -> None:
-        checks.check_roster(self.model, self.tensors)
         self.rounds_planned += 1
         flying = bool(self.overlap or self.late) and not last
         report = RoundReport(
