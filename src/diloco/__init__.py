@@ -23,6 +23,7 @@ _HOME = {
     "Sequential": "diloco.outer.fragments",
     "Strided": "diloco.outer.fragments",
     "Balanced": "diloco.outer.fragments",
+    "Stage": "diloco.outer.fragments",
     "Fixed": "diloco.outer.interval",
     "Tapered": "diloco.outer.interval",
     "Smooth": "diloco.outer.interval",

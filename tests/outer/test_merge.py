@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diloco.errors import BadInput
 from diloco.outer.merge import MERGES, RDA, ByTokens, Clipped, Mean, Merge, Trimmed, get_merge
+from diloco.outer.step import norm_of
 
 SPECS = ["mean", "tokens", "trimmed:0.25", "clipped:1.0", "rda"]
 
@@ -29,7 +30,7 @@ def run(rule: Merge, parts: list[Tensor], tokens: list[float] | None = None, ali
     norms = [float(p.norm()) for p in parts]
     weights = rule.weights(tokens, norms, alive)
     merged = rule.combine([w * p for w, p in zip(weights, parts, strict=True) if w > 0])
-    rule.finish(merged, tokens, norms, alive)
+    rule.finish(merged, float(merged.norm()), tokens, norms, alive)
     return merged
 
 
@@ -194,7 +195,8 @@ def test_rda_sends_elements_of_natural_size_and_embeddings_as_they_are() -> None
 
 def test_norm_of_a_fragment_longer_than_a_slice() -> None:
     merged = torch.ones((1 << 20) + 3)
-    RDA().finish(merged, [0.0], [5.0], [True])
+    assert norm_of(merged) == pytest.approx(len(merged) ** 0.5, rel=1e-12)
+    RDA().finish(merged, norm_of(merged), [0.0], [5.0], [True])
     assert merged.double().norm().item() == pytest.approx(5, rel=1e-6)
 
 

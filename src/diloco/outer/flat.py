@@ -1,7 +1,8 @@
 """A flat, contiguous view of many tensors, cut into buckets.
 
-A bucket is a range [lo, hi) of the flat buffer; the buckets cover it exactly, and a tensor larger than a bucket simply
-spans several, so none is ever skipped or reordered whatever the bucket's size.
+Of a sharded tensor it holds this process's part. A bucket is a range [lo, hi) of the flat buffer; the buckets cover it
+exactly, and a tensor larger than a bucket simply spans several, so none is ever skipped or reordered whatever the
+bucket's size.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from diloco.errors import BadInput
+from diloco.outer.shards import local
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,11 @@ def linear_view(tensor: Tensor, name: str = "tensor") -> Tensor:
 
     Raises BadInput for a tensor with gaps or overlaps in memory, which no flat view can write to.
     """
-    order = _storage_order(tensor)
-    dense = tensor.detach().permute(order)
+    part = local(tensor)
+    dense = part.permute(_storage_order(part))
     if not dense.is_contiguous():
         raise BadInput(
-            f"parameter {name!r} is a strided view {tuple(tensor.stride())}: make it contiguous before DiLoCo is built"
+            f"parameter {name!r} is a strided view {tuple(part.stride())}: make it contiguous before DiLoCo is built"
         )
     return dense.view(-1)
 
@@ -59,9 +61,9 @@ class Flat:
         self.places: list[Place] = []
         lo = 0
         for name, tensor in tensors.items():
-            linear_view(tensor, name)
-            self.places.append(Place(name, lo, lo + tensor.numel()))
-            lo += tensor.numel()
+            numel = linear_view(tensor, name).numel()
+            self.places.append(Place(name, lo, lo + numel))
+            lo += numel
         self.numel = lo
 
     def buckets(self) -> Iterator[tuple[int, int]]:
@@ -78,8 +80,8 @@ class Flat:
                 yield start, stop, linear_view(self.tensors[place.name])[start - place.lo : stop - place.lo]
 
     def named_views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The flat buffer as one view per tensor, each with its tensor's shape."""
-        return {p.name: shaped_like(buffer[p.lo : p.hi], self.tensors[p.name]) for p in self.places}
+        """The flat buffer as one view per tensor, with the shape of its tensor or of this process's part of it."""
+        return {p.name: shaped_like(buffer[p.lo : p.hi], local(self.tensors[p.name])) for p in self.places}
 
     def read(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A new flat buffer with a copy of the model's values."""

@@ -7,13 +7,14 @@ another device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from diloco.outer.flat import Flat
 from diloco.outer.optimizers import OuterOptimizer, Torch
+from diloco.outer.shards import like, local
 from diloco.outer.step import OuterState, TorchState
 
 # Bounds what a sync holds beyond anchor and momentum: three buckets of 8 MiB in flight.
@@ -30,10 +31,12 @@ SLICE_ELEMENTS = 1 << 17
 
 
 class Fragment:
-    """`tensors`: the fragment's trained parameters by name; those in `embeddings` are laid out first.
+    """`tensors`: the fragment's trained parameters by name, of which it holds this process's parts; those in
+    `embeddings` are laid out first. There may be none, on a pipeline stage that has no part of the fragment.
 
     `averaged`, `counters`: buffers that travel with it. `device`: where anchor and outer state live (None: with the
-    model). `block`: elements that a codec codes together, so that no bucket cuts a block.
+    model). `block`: elements that a codec codes together, so that no bucket cuts a block. `borrowed`: names that
+    another rank of the replica holds too and counts.
     """
 
     def __init__(
@@ -47,16 +50,20 @@ class Fragment:
         averaged: dict[str, Tensor] | None = None,
         counters: dict[str, Tensor] | None = None,
         index: int = 0,
+        borrowed: Collection[str] = (),
     ) -> None:
-        tensors = dict(sorted(tensors.items(), key=lambda item: (item[0] not in embeddings, item[0])))
+        order = sorted(tensors, key=lambda name: (name not in embeddings, name in borrowed, name))
+        tensors = {name: tensors[name] for name in order}
         dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors.values()), torch.float32)
-        device = device or next(iter(tensors.values())).device
+        device = device or next((local(t).device for t in tensors.values()), torch.device("cpu"))
         unit = max(ALIGNMENT, block)
         self.flat = Flat(tensors, max(bucket_bytes // dtype.itemsize // unit, 1) * unit)
         self.index, self.outer = index, outer
         self.averaged, self.counters = averaged or {}, counters or {}
-        self.body = sum(t.numel() for name, t in tensors.items() if name in embeddings)
+        self.body = sum(p.hi - p.lo for p in self.flat.places if p.name in embeddings)
         """Where the embeddings end and the rest begins."""
+        self.owned_ranges = _joined((p.lo, p.hi) for p in self.flat.places if p.name not in borrowed)
+        """What this rank counts of the replica: all of the fragment, where the replica is one device."""
         self.anchor = self.flat.read(dtype, device)
         self.scratch = torch.empty(2, min(SLICE_ELEMENTS, self.flat.numel), dtype=dtype, device=device)
         self.synced_buffers = [b.detach().clone() for b in self.averaged.values()]
@@ -80,8 +87,18 @@ class Fragment:
         return OuterState(self.outer, self.anchor)
 
     def named_anchor(self) -> dict[str, Tensor]:
-        """Views of the anchor by parameter name, each with its parameter's shape."""
-        return self.flat.named_views(self.anchor)
+        """Views of the anchor by parameter name, each with its parameter's shape and sharded like it."""
+        return self.sharded(self.anchor)
+
+    def sharded(self, buffer: Tensor) -> dict[str, Tensor]:
+        """Views of a flat buffer of the fragment's length, each shaped and sharded like its parameter."""
+        return {name: like(view, self.flat.tensors[name]) for name, view in self.flat.named_views(buffer).items()}
+
+    def owned(self, vector: Tensor, lo: int, hi: int) -> Iterator[Tensor]:
+        """The parts of `vector`, which holds [lo, hi), that this rank counts."""
+        for first, last in self.owned_ranges:
+            if max(first, lo) < min(last, hi):
+                yield vector[max(first, lo) - lo : min(last, hi) - lo]
 
     def drift(self, lo: int, hi: int, out: Tensor) -> None:
         """out[: hi - lo] = the replica's outer gradient: where its window started, minus where it is."""
@@ -135,6 +152,16 @@ class Fragment:
         words_per_block = CHECKSUM_BLOCK_ELEMENTS * self.anchor.element_size() // 8
         sums = words.view(-1, words_per_block).sum(1).tolist() + [int(bit_sum(self.anchor[whole:]))]
         return weighted(sums)
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, those that touch made one."""
+    found: list[tuple[int, int]] = []
+    for lo, hi in ranges:
+        if found and found[-1][1] == lo:
+            lo = found.pop()[0]
+        found.append((lo, hi))
+    return found
 
 
 def weighted(sums: list[int]) -> int:

@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from diloco.errors import BadInput
-from diloco.outer.tensors import clean_name
+from diloco.outer.tensors import clean_name, roster
 
 REST = "*"
 _SPECS = "whole, sequential:3, strided:3, balanced:4"
@@ -129,6 +129,23 @@ class Named:
         return [sorted(name for name in owner if owner[name] == index) for index in range(len(self.lists))]
 
 
+class Stage:
+    """What one pipeline stage has of a split of the whole model, so that all stages have equally many fragments.
+
+    `whole`: the unsplit model, whose parameters' names the stages keep; it may be on the meta device.
+    """
+
+    def __init__(self, fragments: object, whole: nn.Module) -> None:
+        self.of = as_fragmentation(fragments)
+        self.groups = fragment_names(self.of, whole, roster(whole).trained)
+
+    def __repr__(self) -> str:
+        return describe(self.of)
+
+    def split(self, model: nn.Module, trained: dict[str, Tensor]) -> list[list[str]]:
+        return [[name for name in group if name in trained] for group in self.groups]
+
+
 _BY_NAME: dict[str, type[Sequential | Strided | Balanced]] = {
     "sequential": Sequential,
     "strided": Strided,
@@ -170,13 +187,14 @@ def describe(fragmentation: Fragmentation) -> str:
 
 
 def fragment_names(fragmentation: Fragmentation, model: nn.Module, trained: dict[str, Tensor]) -> list[list[str]]:
-    """`fragmentation.split`, with proof that every trained tensor is in exactly one group and no group is empty.
+    """`fragmentation.split`, with proof that every trained tensor is in exactly one group and no group is empty (but a
+    pipeline stage's may be).
 
     Raises BadInput where a fragmentation of the user's own falls short of that.
     """
     groups = [sorted(group) for group in fragmentation.split(model, trained)]
     names = sorted(name for group in groups for name in group)
-    if not all(groups) or names != sorted(trained):
+    if not (all(groups) or isinstance(fragmentation, Stage)) or names != sorted(trained):
         wrong = sorted((set(names) ^ set(trained)) | {name for name in names if names.count(name) > 1})
         what = f"{_first_few(wrong)} not in exactly one group" if wrong else "an empty group"
         raise BadInput(f"fragments are {describe(fragmentation)}, whose split leaves {what}: mend its split()")

@@ -23,8 +23,6 @@ from torch import Tensor
 
 from diloco.errors import BadInput
 
-NORM_SLICE_ELEMENTS = 1 << 20
-
 
 class Merge(Protocol):
     """One rule. `tokens`, `norms` and `alive` have one entry per replica; tensors are flat and of equal length."""
@@ -54,8 +52,10 @@ class Merge(Protocol):
         their sum. Raises ValueError when there are none.
         """
 
-    def finish(self, merged: Tensor, tokens: Sequence[float], norms: Sequence[float], alive: Sequence[bool]) -> None:
-        """Completes `merged` in place, where `whole`."""
+    def finish(
+        self, merged: Tensor, norm: float, tokens: Sequence[float], norms: Sequence[float], alive: Sequence[bool]
+    ) -> None:
+        """Completes `merged` in place, where `whole`; `norm` is that of the whole replica's."""
 
 
 class _Linear:
@@ -75,7 +75,9 @@ class _Linear:
             total += row
         return total.div_(len(rows))
 
-    def finish(self, merged: Tensor, tokens: Sequence[float], norms: Sequence[float], alive: Sequence[bool]) -> None:
+    def finish(
+        self, merged: Tensor, norm: float, tokens: Sequence[float], norms: Sequence[float], alive: Sequence[bool]
+    ) -> None:
         pass
 
 
@@ -197,10 +199,11 @@ class RDA(_Linear):
         radius = _mean_norm(counts, norms)
         return [w * radius / n if w and n > 0 else w for w, n in zip(counts, norms, strict=True)]
 
-    def finish(self, merged: Tensor, tokens: Sequence[float], norms: Sequence[float], alive: Sequence[bool]) -> None:
-        length = _norm(merged)
-        if length > 0:
-            merged.mul_(_mean_norm(_token_weights(tokens, alive), norms) / length)
+    def finish(
+        self, merged: Tensor, norm: float, tokens: Sequence[float], norms: Sequence[float], alive: Sequence[bool]
+    ) -> None:
+        if norm > 0:
+            merged.mul_(_mean_norm(_token_weights(tokens, alive), norms) / norm)
 
 
 _RULES: dict[str, type[Mean | ByTokens | Trimmed | Clipped | RDA]] = {
@@ -251,12 +254,6 @@ def _mean_norm(weights: Sequence[float], norms: Sequence[float]) -> float:
 
 def _scale_down(norm: float, limit: float) -> float:
     return limit / norm if norm > limit else 1.0
-
-
-def _norm(flat: Tensor) -> float:
-    # In fp64 and in slices of fixed length, so that the thread count leaves no trace in the rounded result.
-    parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in flat.split(NORM_SLICE_ELEMENTS)]
-    return torch.linalg.vector_norm(torch.stack(parts)).item()
 
 
 def _without_extremes(rows: Sequence[Tensor], drop: int) -> list[Tensor]:

@@ -20,12 +20,15 @@ from torch import Tensor
 
 from diloco.outer.codec import Codec
 from diloco.outer.dialogue import Dialogue, Gather, Pipeline, Topology
-from diloco.outer.fragment import SLICE_ELEMENTS, Fragment, slices
+from diloco.outer.fragment import SLICE_ELEMENTS, Fragment, slices, weighted
+from diloco.outer.island import Alone, Island, agree, length
 from diloco.outer.merge import Merge
 from diloco.outer.pool import Pool
 from diloco.outer.reduce import Reduction
 from diloco.outer.report import Mismatch, RoundReport
 from diloco.outer.schedule import noise_ratio
+from diloco.outer.shards import local
+from diloco.outer.step import norm_of
 
 # Norms, cosine and spread are measured on at most this many slices, evenly spread over the fragment, and scaled up:
 # exact up to 1M parameters, an estimate beyond, as good as the layers are alike. Measuring all of a large model would
@@ -52,6 +55,8 @@ class Means:
     """Weight of the local values when an overlapped round lands, or REBASE."""
     max_counters: bool = False
     fragments: int = 1
+    island: Island = Alone()
+    """The ranks that hold this replica together."""
     pool: Pool = field(default_factory=Pool)
 
 
@@ -78,7 +83,7 @@ class Round:
         self.device = fragment.anchor.device
         # Squared norms of: merged outer gradient, own, own minus merged, update of the anchor.
         self.squares = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.stride = -(-fragment.flat.numel // (SLICE_ELEMENTS * MEASURED_SLICES))
+        self.stride = max(-(-fragment.flat.numel // (SLICE_ELEMENTS * MEASURED_SLICES)), 1)
         self.whole: Tensor | None = None
         self.taken: Tensor | None = None
         self.merged_buffers: list[Tensor] = []
@@ -91,19 +96,24 @@ class Round:
         if self.flying or self.means.merge.needs_norms:
             self.taken = self.fragment.take(weights_too=self.flying and self.means.mixing == REBASE)
         buffers = [t.detach().flatten().to("cpu", torch.float64) for t in self._buffers()]
-        self.finite = finite = self._finite() and self._buffers_sound()
-        norm = torch.linalg.vector_norm(self.taken[self.fragment.body :]).item() if self.means.merge.needs_norms else 0
-        head = [finite, self.report.steps, self.report.step, self.own_tokens, norm if finite else 0.0]
+        steps = (self.report.steps, self.report.step, self.own_tokens)
+        norms = []
+        if self.means.merge.needs_norms:
+            body = self.fragment.owned(self.taken[self.fragment.body :], self.fragment.body, self.fragment.flat.numel)
+            norms = [torch.linalg.vector_norm(part).item() for part in body]
+        finite = self._finite() and self._buffers_sound()
+        self.finite, norm = agree(self.means.island, finite, steps, norms, apart=True)
+        head = [self.finite, *steps, norm if self.finite else 0.0]
         self.header = torch.cat([torch.tensor(head, dtype=torch.float64), *buffers])
 
     def _finite(self) -> bool:
         # A norm takes one pass over memory and is infinite or NaN when any element is. In fp32 it overflows only past
         # 1e19, which no healthy weight reaches; in fp16 it would at 65504.
         norms = [
-            torch.linalg.vector_norm(p.detach(), dtype=torch.promote_types(p.dtype, torch.float32))
+            torch.linalg.vector_norm(local(p), dtype=torch.promote_types(p.dtype, torch.float32))
             for p in self.fragment.flat.tensors.values()
         ]
-        return bool(torch.stack([n.to(self.device, torch.float64) for n in norms]).isfinite().all())
+        return not norms or bool(torch.stack([n.to(self.device, torch.float64) for n in norms]).isfinite().all())
 
     def _buffers_sound(self) -> bool:
         """Whether every float buffer is finite, or as it was after the last sync: a mask of -inf is a constant."""
@@ -142,7 +152,7 @@ class Round:
         merge = self.means.merge
         self.weights = merge.weights(tokens, norms, live)
         self.embedding_weights = merge.weights(tokens, norms, live, embedding=True)
-        self._finish = lambda merged: merge.finish(merged[self.fragment.body :], tokens, norms, live)
+        self._finish = lambda merged, norm: merge.finish(merged, norm, tokens, norms, live)
         self.merged_buffers = self._merge_buffers(headers[:, HEADER:])
         if self.fragment.state.whole or merge.whole:
             self.whole = torch.empty_like(self.fragment.anchor)
@@ -227,20 +237,21 @@ class Round:
             before = self.fragment.scratch[1, : hi - lo].copy_(anchor)
         self.fragment.state.advance(merged, lo, hi, self.number)
         if measured:
-            self._add_square(3, before.sub_(anchor))
+            self._add_square(3, before.sub_(anchor), lo)
         if not self.flying:
             self.fragment.flat.write(self.fragment.anchor, lo, hi)
 
     def _measure(self, merged: Tensor, lo: int, hi: int) -> None:
-        self._add_square(0, merged)
+        self._add_square(0, merged, lo)
         if self.alive:
             own = self.fragment.scratch[0, : hi - lo]
             self._own(lo, hi, own)
-            self._add_square(1, own)
-            self._add_square(2, own.sub_(merged))
+            self._add_square(1, own, lo)
+            self._add_square(2, own.sub_(merged), lo)
 
-    def _add_square(self, index: int, vector: Tensor) -> None:
-        self.squares[index] += torch.dot(vector, vector)
+    def _add_square(self, index: int, vector: Tensor, lo: int) -> None:
+        for part in self.fragment.owned(vector, lo, lo + len(vector)):
+            self.squares[index] += torch.dot(part, part)
 
     def _trailer(self) -> Tensor:
         """[checksum of the anchor, then squared norms of merged, own, own - merged as the bits of fp64], int64, CPU."""
@@ -253,26 +264,35 @@ class Round:
     def _absorb_whole(self, merged: Tensor) -> None:
         """For outer optimizers and merges that need the complete gradient at once."""
         if self.means.merge.whole:
-            self._finish(merged)
+            body = self.fragment.body
+            self._finish(merged[body:], self._length(merged[body:], body))
         for lo, hi in slices(0, len(merged)):
             if lo // SLICE_ELEMENTS % self.stride == 0:
                 self._measure(merged[lo:hi], lo, hi)
         before = self.fragment.anchor.clone()
-        self.fragment.state.advance(merged, 0, len(merged), self.number)
-        self._add_square(3, before.sub_(self.fragment.anchor).div_(self.stride**0.5))
+        self.fragment.state.advance(merged, 0, len(merged), self.number, norm=self._length)
+        self._add_square(3, before.sub_(self.fragment.anchor).div_(self.stride**0.5), 0)
         if not self.flying:
             self.fragment.restart()
 
+    def _length(self, vector: Tensor, lo: int = 0) -> float:
+        """The norm of the whole replica's vector, of which this rank has the part that begins at `lo`."""
+        norms = [norm_of(part) for part in self.fragment.owned(vector, lo, lo + len(vector))]
+        return length(self.means.island, norms, apart=False)
+
     def _close(self, trailers: Tensor) -> None:
-        """`trailers`: one row per replica."""
-        checksums = trailers[:, 0].tolist()
-        if len(set(checksums)) > 1:
-            raise Mismatch(
-                f"anchors differ between replicas after round {self.report.round}: checksums "
-                f"{[f'{c % 2**64:016x}' for c in checksums]}; the replicas do not run the same arithmetic (compare "
-                "versions and hardware) or a message was damaged"
-            )
-        squares = trailers[:, 1:].contiguous().view(torch.float64)
+        """`trailers`: one row per replica, of this rank's counterparts there."""
+        # Every rank of the island gets every other's trailers, so that all raise alike.
+        own_update = self.squares[3:].view(torch.int64).expand(len(trailers), 1)
+        islands = self.means.island.gather(torch.cat([trailers, own_update], dim=1), apart=False)
+        for checksums in islands[:, :, 0].tolist():
+            if len(set(checksums)) > 1:
+                raise Mismatch(
+                    f"anchors differ between replicas after round {self.report.round}: checksums "
+                    f"{[f'{c % 2**64:016x}' for c in checksums]}; the replicas do not run the same arithmetic (compare "
+                    "versions and hardware) or a message was damaged"
+                )
+        squares = islands[:, :, 1:].contiguous().view(torch.float64).sum(0)
         # Replica 0's, so that all decide from the same bits even where machines round a norm differently.
         merged_square = squares[0, 0].item()
         live = [m for m, w in enumerate(self.weights) if w > 0] if self.report.committed else []
@@ -286,8 +306,8 @@ class Round:
             )
             self.report.noise = noise_ratio(distance_squares, merged_square)
         self.report.outer_gradient_norm = merged_square**0.5
-        self.report.outer_update_norm = self.squares[3].item() ** 0.5
-        self.report.checksum = f"{checksums[0] % 2**64:016x}"
+        self.report.outer_update_norm = squares[0, 3].item() ** 0.5
+        self.report.checksum = f"{weighted(islands[:, 0, 0].tolist()) % 2**64:016x}"
         self.fragment.outer_steps += self.report.committed
 
     # -- on the way in

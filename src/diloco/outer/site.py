@@ -9,8 +9,10 @@ from torch import Tensor
 
 from diloco.outer.dialogue import Dialogue, Gather, Members, Pipeline, Sum
 from diloco.outer.flat import Flat
+from diloco.outer.island import Island, agree
 from diloco.outer.pool import Pool
 from diloco.outer.report import Mismatch, RoundReport
+from diloco.outer.shards import local
 from diloco.outer.step import divide
 
 
@@ -30,13 +32,15 @@ class SiteAverage:
         pool: Pool,
         report: RoundReport,
         closed: Callable[[RoundReport], None],
+        island: Island,
     ) -> None:
+        self.island = island
         self.flats, self.members, self.pool, self.report, self.closed = flats, members, pool, report, closed
 
     def talk(self) -> Dialogue:
-        tensors = [t.detach() for flat in self.flats for t in flat.tensors.values()]
+        tensors = [local(t) for flat in self.flats for t in flat.tensors.values()]
         norms = [torch.linalg.vector_norm(t, dtype=torch.promote_types(t.dtype, torch.float32)) for t in tensors]
-        finite = all(bool(n.isfinite()) for n in norms)
+        finite, _ = agree(self.island, all(bool(n.isfinite()) for n in norms), (self.report.step,), [], apart=True)
         rows = yield Gather(torch.tensor([float(finite), self.report.step], dtype=torch.float64), self.members)
         if len(set(rows[:, 1].tolist())) > 1:
             raise Mismatch(

@@ -6,7 +6,7 @@ slice by slice, so that a sync of a large model needs no second copy of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,18 @@ from diloco.outer.rates import rate_at
 
 # A multiple of every vector register's length in elements.
 VECTOR_ELEMENTS = 64
+
+NORM_SLICE_ELEMENTS = 1 << 20
+
+
+def norm_of(vector: Tensor) -> float:
+    """The L2 norm of a flat tensor."""
+    # In fp64 and in slices of fixed length, so that the thread count leaves no trace in the rounded result.
+    parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in vector.split(NORM_SLICE_ELEMENTS)]
+    return torch.linalg.vector_norm(torch.stack(parts)).item()
+
+
+Norm = Callable[[Tensor], float]
 
 
 def merged(contributions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -51,7 +63,7 @@ def outer_step(
     direction, state = outer.update(merged(contributions, weights), {k: v.clone() for k, v in state.items()}, round)
     lr = rate_at(outer.lr, round)
     if outer.clip is not None:
-        lr *= clip_scale(lr * torch.linalg.vector_norm(direction).item(), outer.clip)
+        lr *= clip_scale(lr * norm_of(direction), outer.clip)
     return anchor.add(direction, alpha=-lr), state
 
 
@@ -76,8 +88,8 @@ class OuterState:
     def lr(self, round: int) -> float:
         return rate_at(self.outer.lr, round)
 
-    def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> None:
-        """Applies the merged outer gradient of [lo, hi), which it may overwrite."""
+    def advance(self, gradient: Tensor, lo: int, hi: int, round: int, norm: Norm = norm_of) -> None:
+        """Applies the merged outer gradient of [lo, hi), which it may overwrite; `norm` tells the whole replica's."""
         lr, state = self.lr(round), {k: v[lo:hi] for k, v in self.tensors.items()}
         if self.one_pass:
             # The kernel rounds the last elements of a length that its vectors do not divide in another way, so these
@@ -93,7 +105,7 @@ class OuterState:
             if value is not state[key]:
                 state[key].copy_(value)
         if self.outer.clip is not None:
-            lr *= clip_scale(lr * torch.linalg.vector_norm(direction).item(), self.outer.clip)
+            lr *= clip_scale(lr * norm(direction), self.outer.clip)
         self.anchor[lo:hi].add_(direction, alpha=-lr)
 
     def state_dict(self) -> State:
@@ -117,7 +129,7 @@ class TorchState:
     def lr(self, round: int) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def advance(self, gradient: Tensor, lo: int, hi: int, round: int) -> None:
+    def advance(self, gradient: Tensor, lo: int, hi: int, round: int, norm: Norm = norm_of) -> None:
         for parameter, view in zip(self.parameters, self.flat.named_views(gradient).values(), strict=True):
             parameter.grad = view
         self.optimizer.step()

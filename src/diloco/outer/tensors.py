@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diloco.errors import BadInput
+from diloco.outer.shards import local, piece
 
 # What torch puts into a parameter's name when a module is wrapped; two replicas may be wrapped differently.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -40,7 +41,7 @@ class Roster:
     def description(self) -> list[str]:
         """One line a tensor: what two replicas must have in common."""
         groups = (("trained", self.trained), ("averaged", self.averaged), ("counter", self.counters))
-        return [f"{kind} {name} {tuple(t.shape)} {t.dtype}" for kind, group in groups for name, t in group.items()]
+        return [f"{kind} {name} {_shape(t)} {t.dtype}" for kind, group in groups for name, t in group.items()]
 
 
 def roster(model: nn.Module) -> Roster:
@@ -56,6 +57,11 @@ def roster(model: nn.Module) -> Roster:
         averaged=_sorted((n, b) for n, b in buffers.items() if b.is_floating_point()),
         counters=_sorted((n, b) for n, b in buffers.items() if not b.is_floating_point() and b.dtype != torch.bool),
     )
+
+
+def _shape(tensor: Tensor) -> str:
+    part = "".join(f" {dim}:{place}" for dim, place in piece(tensor))
+    return f"{tuple(tensor.shape)}" + (f" of which {tuple(local(tensor).shape)} at{part}" if part else "")
 
 
 def _sorted(items: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

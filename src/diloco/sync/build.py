@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from diloco.outer.flat import linear_view
 from diloco.outer.fragment import Fragment, bit_sum
+from diloco.outer.island import Island
 from diloco.outer.optimizers import OuterOptimizer, Torch
+from diloco.outer.shards import local, piece
 from diloco.outer.tensors import Roster, clean_name
 
 
@@ -20,8 +22,11 @@ def build_fragments(
     device: torch.device | None,
     bucket_bytes: int,
     block: int,
+    island: Island,
 ) -> list[Fragment]:
     """One for each group of names. Buffers travel with the first."""
+    device = device or local(next(iter(tensors.trained.values()))).device
+    borrowed = borrowed_names(tensors, island)
     embeddings = embedding_names(model) if embeddings_apart else set()
     return [
         Fragment(
@@ -34,9 +39,24 @@ def build_fragments(
             tensors.averaged if index == 0 else {},
             tensors.counters if index == 0 else {},
             index,
+            borrowed,
         )
         for index, group in enumerate(groups)
     ]
+
+
+def borrowed_names(tensors: Roster, island: Island) -> set[str]:
+    """Tensors of which a lower rank of the island holds the very part that this rank holds, and counts it."""
+    own = {name: piece(tensor) for name, tensor in tensors.trained.items()}
+    lower = island.gather_json(own)[: island.rank]
+    return {name for name, part in own.items() if any(theirs.get(name) == part for theirs in lower)}
+
+
+def reshard(model: nn.Module) -> None:
+    """Puts FSDP2's sharded parameters back into the modules, whose root keeps the whole ones after an evaluation."""
+    for module in model.modules():
+        if hasattr(module, "reshard") and hasattr(module, "unshard"):
+            module.reshard()
 
 
 def embedding_names(model: nn.Module) -> set[str]:

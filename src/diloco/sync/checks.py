@@ -17,6 +17,7 @@ from diloco.outer.report import Mismatch
 from diloco.outer.round import REBASE
 from diloco.outer.schedule import check_overlap
 from diloco.outer.tensors import Roster
+from diloco.sync.build import reshard
 from diloco.wire.collective import Collective
 from diloco.wire.exchange import Exchange
 from diloco.wire.local import Local
@@ -28,7 +29,7 @@ def as_exchange(value: Exchange | None) -> Exchange:
     """The default is the process group where torch.distributed is initialised, else this process alone."""
     if value is None:
         return Collective() if dist.is_available() and dist.is_initialized() else Local(1)
-    if not all(hasattr(value, name) for name in ("join", "run", "start", "topology")):
+    if not all(hasattr(value, name) for name in ("join", "run", "start", "topology", "island")):
         raise BadInput(f"exchange is {value!r}: give Local(...), Collective(...) or Hierarchical(...)")
     return value
 
@@ -87,6 +88,7 @@ def check_merge(merge: Merge, exchange: Exchange) -> None:
 
 def check_roster(model: nn.Module, tensors: Roster) -> None:
     """A parameter unfrozen or replaced since DiLoCo was built would train on each replica and never be merged."""
+    reshard(model)
     known = {id(p) for p in tensors.trained.values()}
     strangers = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in known]
     if strangers:

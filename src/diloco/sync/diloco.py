@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from diloco.outer.fragment import BUCKET_BYTES, Fragment, weighted
 from diloco.outer.fragments import as_fragmentation, fragment_names
 from diloco.outer.fragments import describe as describe_fragments
 from diloco.outer.interval import Interval, as_interval
+from diloco.outer.island import any_of
 from diloco.outer.late import Late
 from diloco.outer.merge import get_merge
 from diloco.outer.optimizers import Nesterov, OuterOptimizer, as_outer, describe
@@ -21,11 +22,12 @@ from diloco.outer.pool import Pool
 from diloco.outer.report import RoundReport
 from diloco.outer.round import Means, Round
 from diloco.outer.schedule import Timetable
+from diloco.outer.shards import local
 from diloco.outer.site import SiteAverage
 from diloco.outer.tensors import roster
 from diloco.sync import checks, state
 from diloco.sync.airborne import Airborne
-from diloco.sync.build import build_fragments, frozen_sum
+from diloco.sync.build import build_fragments, frozen_sum, reshard
 from diloco.sync.receipt import make_receipt
 from diloco.wire.choose import AUTO, Choice, choose_codec
 from diloco.wire.exchange import Exchange, Facts
@@ -54,7 +56,8 @@ class DiLoCo:
         merge: "mean"; "tokens" to weigh replicas by the tokens given to `count_tokens`; see `outer/merge.py`.
         exchange: `Collective(group)`, `Local(replicas)`, either of them divided by `Hierarchical`; by default the
             process group where torch.distributed is initialised, else this process alone. With one replica the outer
-            step is still run.
+            step is still run. Where a replica is an island of several ranks (FSDP2, tensor or pipeline parallelism):
+            `Collective(mesh, dim="replica")`; each rank then syncs its own shards with its counterparts.
         hook: sync from the optimizer's own step hook. With False, call `step()` after each optimizer step; do that with
             a grad scaler, whose skipped steps reach no hook.
         counters: integer buffers are left alone ("keep") or brought to their maximum over the replicas ("max").
@@ -100,6 +103,7 @@ class DiLoCo:
             self.overlap, self.late = checks.check_flight(overlap, mixing, self.interval, self.outer)
             self.mixing, self.counters, self.merge = mixing, counters, get_merge(merge)
             self.on_round, self.on_interval = on_round, on_interval
+            reshard(model)
             self.tensors = roster(model)
             checks.check_optimizers(self.optimizers, self.tensors.trained)
             device, max_counters = checks.as_device(anchor_device), checks.check_counters(counters)
@@ -112,19 +116,22 @@ class DiLoCo:
         except BadInput as error:
             self.exchange.refuse(str(error))
             raise
-        self.exchange.agree({"codec": codec})
+        self.exchange.agree({"codec": codec, "number of fragments (see diloco.Stage)": len(groups)})
         self.codec_choice: Choice | None = None
         if codec == AUTO:
-            self.codec_choice = choose_codec(self.exchange, sum(t.numel() for t in self.tensors.trained.values()))
+            self.codec_choice = choose_codec(
+                self.exchange, sum(local(t).numel() for t in self.tensors.trained.values())
+            )
             self.codec = self.codec_choice.codec
         self.fragments = build_fragments(
             model, self.tensors, groups, self.outer, self.merge.embeddings_apart, device, bucket_bytes,
-            self.codec.block,
+            self.codec.block, self.exchange.island,
         )  # fmt: skip
         self.rank = self._join({**(facts or {}), "offsets": offsets and list(offsets)})
         self.means = Means(
             self.codec, self.merge, self.exchange.topology, self.rank,
             self.exchange.device or self.fragments[0].anchor.device, mixing, max_counters, len(self.fragments),
+            self.exchange.island,
         )  # fmt: skip
         self.lates = [Late(f, self.late == "eager", self.exchange.replicas) for f in self.fragments if self.late]
         self._site_pool = Pool()  # not the rounds' own, which may be under way in another thread
@@ -176,7 +183,7 @@ class DiLoCo:
         return stepped
 
     def count_tokens(self, tokens: int) -> None:
-        """Adds to the tokens this replica has trained on."""
+        """Adds to the tokens this replica has trained on, on all the ranks of it together."""
         self.tokens += int(tokens)
 
     def step_begins(self) -> None:
@@ -305,14 +312,17 @@ class DiLoCo:
 
     def _recover(self) -> None:
         """A replica that was left out starts anew from the anchors; the fragments it did not sync are as spoilt."""
-        if not all(bool(p.isfinite().all()) for p in self.tensors.trained.values()):
+        if self._any_nonfinite(self.tensors.trained.values()):
             for fragment in self.fragments:
                 self._restart(fragment)
         # Moments that met a NaN keep it for ever and would spoil the fresh weights at the next inner step.
         for optimizer in self.optimizers:
-            tensors = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
-            if not all(bool(t.isfinite().all()) for t in tensors):
+            if self._any_nonfinite(v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)):
                 optimizer.state.clear()
+
+    def _any_nonfinite(self, tensors: Iterable[Tensor]) -> bool:
+        """On any rank of the island: all of them decide alike."""
+        return any_of(self.exchange.island, not all(bool(local(t).isfinite().all()) for t in tensors))
 
     # -- inside a site
 
@@ -322,7 +332,9 @@ class DiLoCo:
             return
         site = self.exchange.topology.site_of(self.rank)
         report = RoundReport(round=0, step=self.inner_step, steps=self.exchange.site_every, partial=False)
-        average = SiteAverage([f.flat for f in fragments], site, self._site_pool, report, self._site_averaged)
+        average = SiteAverage(
+            [f.flat for f in fragments], site, self._site_pool, report, self._site_averaged, self.exchange.island
+        )
         self.exchange.run(self.rank, average)
 
     def _site_averaged(self, report: RoundReport) -> None:
@@ -346,7 +358,8 @@ class DiLoCo:
             airborne.flight.settle()
 
     def anchor(self) -> dict[str, Tensor]:
-        """The newest global weights: fp32 views by parameter name. Read them; never write to them.
+        """The newest global weights: fp32 views by parameter name, sharded as the parameters are. Read them; never
+        write to them.
 
         Waits for rounds that are under way, whose results they hold already.
         """
@@ -354,7 +367,7 @@ class DiLoCo:
         return dict(sorted((name, view) for f in self.fragments for name, view in f.named_anchor().items()))
 
     def checksum(self) -> str:
-        """The anchors' 64-bit checksum in hex, as in the receipt."""
+        """The anchors' 64-bit checksum in hex, as in the receipt: of this rank's parts, where the model is sharded."""
         self._settle()
         return f"{weighted([f.checksum() for f in self.fragments]) % 2**64:016x}"
 

@@ -1,4 +1,4 @@
-"""What a `DiLoCo` is across a restart.
+"""What a `DiLoCo` is across a restart. Tensors of sharded parameters are DTensors, sharded as they are.
 
 anchor, outer, buffers, rounds    the same on every replica
 local                             this replica's own: error feedback, and what late outer gradients keep
@@ -19,6 +19,7 @@ from diloco.outer.fragment import Fragment
 from diloco.outer.report import RoundReport
 from diloco.outer.round import Round
 from diloco.outer.schedule import Timetable
+from diloco.outer.shards import local
 from diloco.sync.airborne import Airborne
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _outer(fragments: list[Fragment]) -> dict:
     found: dict[str, dict[str, Tensor]] = {key: {} for key in states[0]}
     for fragment, state in zip(fragments, states, strict=True):
         for key, value in state.items():
-            found[key] |= fragment.flat.named_views(value)
+            found[key] |= fragment.sharded(value)
     return found
 
 
@@ -131,7 +132,7 @@ def _local(sync: DiLoCo) -> dict[str, dict[str, Tensor]]:
         tensors = {key: value for key, value in kept.items() if value is not None}
         tensors |= sync.lates[fragment.index].tensors() if sync.lates else {}
         for key, value in tensors.items():
-            found.setdefault(key, {}).update(fragment.flat.named_views(value))
+            found.setdefault(key, {}).update(fragment.sharded(value))
     return found
 
 
@@ -187,7 +188,7 @@ def _buffers(sync: DiLoCo) -> dict[str, Tensor]:
 
 def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
     for name, tensor in target.items():
-        tensor.copy_(source[name])
+        local(tensor).copy_(local(source[name]))
 
 
 def _check_names(what: str, given: dict, wanted: dict) -> None:
@@ -198,6 +199,6 @@ def _check_names(what: str, given: dict, wanted: dict) -> None:
             f"{what} in the saved state {found}: load it with the model and outer optimizer it was saved from"
         )
     for name, tensor in wanted.items():
-        if isinstance(tensor, Tensor) and given[name].shape != tensor.shape:
-            shapes = f"{tuple(given[name].shape)}, here {tuple(tensor.shape)}"
+        if isinstance(tensor, Tensor) and local(given[name]).shape != local(tensor).shape:
+            shapes = f"{tuple(local(given[name]).shape)}, here {tuple(local(tensor).shape)}"
             raise BadInput(f"{what} {name!r} was saved with shape {shapes}: load it with the model it was saved from")

@@ -58,7 +58,9 @@ def choose_codec(exchange: Exchange, numel: int) -> Choice:
         name: busy_s + latency_s + _sent_bytes(get_codec(name), numel, exchange.replicas) / bytes_per_s
         for name, busy_s in zip(CANDIDATES, arithmetic_s, strict=True)
     }
-    return Choice(get_codec(min(seconds, key=seconds.__getitem__)), seconds, 8e-6 * bytes_per_s)
+    # The ranks of one replica measure each their own link, and must send alike.
+    best = exchange.island.gather_json(min(seconds, key=seconds.__getitem__))[0]
+    return Choice(get_codec(best), seconds, 8e-6 * bytes_per_s)
 
 
 def _sent_bytes(codec: Codec, numel: int, replicas: int) -> int:

@@ -8,7 +8,6 @@ b = b + a).
 
 from __future__ import annotations
 
-import json
 import time
 import weakref
 from collections import deque
@@ -19,13 +18,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from diloco.errors import BadInput
 from diloco.outer.dialogue import Collect, Dialogue, Gather, Members, Pipeline, Request, Spread, Sum, Swap, Topology
 from diloco.outer.fragment import bit_sum
 from diloco.outer.report import Mismatch
 from diloco.wire.background import Background, Pending
-from diloco.wire.exchange import REFUSED, Facts, Flight, Job, Message, check_equal
+from diloco.wire.exchange import OF_A_PART, REFUSED, Facts, Flight, Job, Message, check_equal
+from diloco.wire.island import gather_json, make_island, split_mesh
 from diloco.wire.link import Link, Throttle, as_link
 from diloco.wire.local import reply as alone
 from diloco.wire.meter import Meter
@@ -43,6 +44,7 @@ Finish = Callable[[], "Tensor | None"]
 
 class Collective:
     """`group`: the ranks that are replicas of one another; all ranks by default. Groups of its own are made from them.
+    Or a DeviceMesh, of which `dim` is the dimension of the replicas; the others span each replica's island.
 
     `timeout_s` bounds one wait for the slowest replica, not the silence between syncs. `link` makes the messages as
     slow as that link, without root. `on_message` is told of every message of a round, in the thread that carried it.
@@ -51,17 +53,22 @@ class Collective:
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
         timeout_s: float = 1800.0,
         link: Link | str | None = None,
         on_message: Callable[[Message], None] | None = None,
+        dim: str = "replica",
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise BadInput(
                 "Collective needs torch.distributed: call torch.distributed.init_process_group() first, or use Local() "
                 "for one process"
             )
-        self._ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+        if isinstance(group, DeviceMesh):
+            self._ranks, island = split_mesh(group, dim)
+        else:
+            self._ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+            island = [dist.get_rank()]
         self._timeout, self.on_message = timedelta(seconds=timeout_s), on_message
         self.replicas = len(self._ranks)
         everyone = tuple(range(self.replicas))
@@ -72,6 +79,7 @@ class Collective:
         self.rank = dist.get_rank(self.group)
         on_gpu = "nccl" in dist.get_backend(self.group)
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        self.island = make_island(island, self.device, self._group_of)
         self._throttle = Throttle(as_link(link)) if link else None
         self._background: Background | None = None
         self._left_at = time.perf_counter()
@@ -79,7 +87,10 @@ class Collective:
     def _new_group(self, members: Members) -> dist.ProcessGroup:
         """All replicas call it, those outside the group too: torch names a group by how many there are already, and
         members for whom that differs would wait for one another for ever."""
-        ranks, some = [self._ranks[m] for m in members], self.replicas < dist.get_world_size()
+        return self._group_of([self._ranks[m] for m in members])
+
+    def _group_of(self, ranks: list[int]) -> dist.ProcessGroup:
+        some = self.replicas < dist.get_world_size()
         return dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=some)
 
     @property
@@ -99,10 +110,22 @@ class Collective:
     # -- before the first step
 
     def agree(self, facts: Facts) -> None:
-        check_equal(self.gather_json(facts))
+        verdict = None
+        try:
+            check_equal(self.gather_json(facts))
+        except BadInput as error:
+            verdict = str(error)
+        # What one row of counterparts refuses reaches, through the islands, all of them.
+        shared = {key: value for key, value in facts.items() if key not in OF_A_PART}
+        verdicts, stated = zip(*self.island.gather_json([verdict, shared]), strict=True)
+        if refusal := verdict or next(filter(None, verdicts), None):
+            raise BadInput(refusal)
+        check_equal(list(stated), who="rank within replicas")
 
     def refuse(self, sentence: str) -> None:
+        """The two messages of `agree`."""
         self.gather_json({REFUSED: sentence})
+        self.island.gather_json([f"{sentence} (replica {self.rank})", {}])
 
     def join(self, facts: Facts, tensors: list[Tensor]) -> int:
         self._check_sum()
@@ -250,13 +273,8 @@ class Collective:
         return self._start(Gather(row.reshape(-1), everyone), OWN)().view(self.replicas, *row.shape).cpu()
 
     def gather_json(self, value: object) -> list:
-        """Every replica's JSON value on all replicas, in rank order. (torch's own object collectives unpickle what
-        arrives.)"""
-        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = self.gather(torch.tensor([text.numel()])).flatten().tolist()
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: text.numel()] = text
-        return [json.loads(bytes(row[:n].tolist())) for row, n in zip(self.gather(padded), lengths, strict=True)]
+        """Every replica's JSON value on all replicas, in rank order."""
+        return gather_json(self.gather, value)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the replicas of a flat tensor, in replica order."""

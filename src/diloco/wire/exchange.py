@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diloco.errors import BadInput
 from diloco.outer.dialogue import Dialogue, Members, Topology
+from diloco.outer.island import Island
 from diloco.outer.report import RoundReport
 
 Facts = dict[str, object]
@@ -54,6 +55,8 @@ class Exchange(Protocol):
     """Where messages are taken from; None for wherever the model is."""
     site_every: int
     """Inner steps between two averages inside a site; 0 for none."""
+    island: Island
+    """The ranks that hold this replica together; `Alone` for one."""
 
     def agree(self, facts: Facts) -> None:
         """Checks that all replicas state the same facts, ahead of messages that hang upon them. Raises BadInput."""
@@ -110,29 +113,34 @@ class Message:
 REFUSED = "refused"
 
 
-def check_equal(facts: list[Facts]) -> None:
+OF_A_PART = ("tensors", "frozen weights")
+"""Facts about the part of a replica that one rank holds: its counterparts in the other replicas share them, the other
+ranks of its island do not."""
+
+
+def check_equal(facts: list[Facts], who: str = "replica") -> None:
     """`facts`: one entry per replica. Raises BadInput naming the first key, or line of a list, in which a replica
     differs from replica 0."""
     # Through JSON first, so that facts that travelled and facts that did not compare alike.
     first, *others = facts = [json.loads(json.dumps(f)) for f in facts]
     for rank, stated in enumerate(facts):
         if REFUSED in stated:
-            raise BadInput(f"{stated[REFUSED]} (replica {rank})")
+            raise BadInput(f"{stated[REFUSED]} ({who} {rank})")
     for rank, other in enumerate(others, start=1):
         for key in [*first, *(k for k in other if k not in first)]:
             mine, theirs = first.get(key), other.get(key)
             if mine != theirs:
                 raise BadInput(
-                    f"{_difference(key, mine, theirs, rank)}: start all replicas with the same settings and model"
+                    f"{_difference(key, mine, theirs, rank, who)}: start all replicas with the same settings and model"
                 )
 
 
-def _difference(key: str, mine: object, theirs: object, rank: int) -> str:
+def _difference(key: str, mine: object, theirs: object, rank: int, who: str) -> str:
     if isinstance(mine, list) and isinstance(theirs, list):
         missing, extra = [x for x in mine if x not in theirs], [x for x in theirs if x not in mine]
         here, there = (missing or ["nothing"])[0], (extra or ["nothing"])[0]
-        return f"{key} differ: replica 0 has {here} where replica {rank} has {there}"
-    return f"{key} differs: {mine!r} on replica 0, {theirs!r} on replica {rank}"
+        return f"{key} differ: {who} 0 has {here} where {who} {rank} has {there}"
+    return f"{key} differs: {mine!r} on {who} 0, {theirs!r} on {who} {rank}"
 
 
 def sum_bytes(payload_bytes: int, replicas: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diloco.errors import BadInput
 from diloco.outer.dialogue import Collect, Dialogue, Gather, Members, Pipeline, Request, Spread, Sum, Swap, Topology
+from diloco.outer.island import Alone
 from diloco.outer.report import Mismatch
 from diloco.wire.exchange import Facts, Job, Message, check_equal
 from diloco.wire.link import Link, VirtualClock, as_link
@@ -37,6 +38,7 @@ class Local:
         self.replicas, self.on_message = replicas, on_message
         self.topology = Topology((tuple(range(replicas)),))
         self.device: torch.device | None = None
+        self.island = Alone()
         self.site_every = 0
         self.clock = VirtualClock(replicas, as_link(link)) if link else None
         self.arithmetic_s: list[float] | None = None
