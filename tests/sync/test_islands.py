@@ -5,12 +5,16 @@ pytest tests/sync/test_islands.py
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from support.islands import history, largest_difference, make_mesh, unsharded
+from support.islands import Member, history, inner_optimizer, island_model, largest_difference, make_mesh, unsharded
 from support.processes import run_ranks
+from support.replicas import inner_step
+from torch import nn
+from torch.utils._pytree import tree_map
 
 import diloco
 
@@ -105,25 +109,17 @@ def test_each_rank_sends_its_own_shard() -> None:
         assert rounds == 1
         assert 0 <= sent - shard_bytes <= 200, (rank, sent, shard_bytes)
         per_rank.append(shard_bytes)
-    total = sum(p.numel() * 4 for p in _model().parameters())
+    total = sum(p.numel() * 4 for p in island_model().parameters())
     assert per_rank[0] + per_rank[1] == total == per_rank[2] + per_rank[3]
 
 
 def _bytes_of(rank: int, steps: int) -> tuple[int, int, int]:
-    from support.islands import Member
-
     member = Member(make_mesh(2, 2, 1))
     member.messages.clear()
     for step in range(steps):
         member.step(step)
     shard_bytes = sum(p.to_local().numel() * 4 for p in member.model.parameters())
     return sum(m.bytes_sent for m in member.messages), shard_bytes, len(member.sync.rounds)
-
-
-def _model() -> torch.nn.Module:
-    from support.islands import island_model
-
-    return island_model()
 
 
 @pytest.mark.slow
@@ -199,3 +195,94 @@ def test_an_evaluation_between_syncs_is_no_change_of_parameters() -> None:
     reference = unsharded(2, STEPS, {})
     for rank, losses in enumerate(run_ranks(4, work)):
         assert losses == reference[rank // 2]["losses"]
+
+
+# -- across a restart
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "overlap", "eager", "e3m0"])
+def test_resumed_equals_uninterrupted(name: str) -> None:
+    """In mid-window and with a fragment in flight; the state of a sharded parameter is sharded as it is."""
+
+    def work(rank: int) -> tuple[list[float], list[float], bool]:
+        mesh = make_mesh(2, 2, 1)
+        first = Member(mesh, **CASES[name])
+        for step in range(6):
+            first.step(step)
+        live = [first.model.state_dict(), first.optimizer.state_dict(), first.sync.state_dict()]
+        saved = tree_map(
+            lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf), live
+        )
+        sharded = all(hasattr(t, "to_local") for t in saved[2]["anchor"].values())
+        uninterrupted = [first.step(step) for step in range(6, STEPS)]
+        second = Member(mesh, **CASES[name])
+        second.model.load_state_dict(saved[0])
+        second.optimizer.load_state_dict(saved[1])
+        second.sync.load_state_dict(saved[2])
+        return uninterrupted, [second.step(step) for step in range(6, STEPS)], sharded
+
+    for found in run_ranks(4, work):
+        assert not isinstance(found, str), found
+        uninterrupted, resumed, sharded = found
+        assert resumed == uninterrupted and sharded
+
+
+# -- replicated inside the island
+
+
+@pytest.mark.slow
+def test_data_parallel_islands_count_everything_once() -> None:
+    """DistributedDataParallel over each replica's ranks: the same norms as of replicas on one device."""
+
+    def work(rank: int) -> dict:
+        mesh = make_mesh(2, 2, 1)
+        replica = rank // 2
+        model = nn.parallel.DistributedDataParallel(island_model(replica), process_group=mesh["fsdp"].get_group())
+        optimizer = inner_optimizer(model)
+        exchange = diloco.Collective(mesh, dim="replica")
+        sync = diloco.DiLoCo(model, optimizer, exchange=exchange, sync_every=4, fragments="strided:1")
+        losses = [inner_step(model, optimizer, replica, step) for step in range(STEPS)]
+        sync.finish()
+        return {"losses": losses, "reports": [vars(r) for r in sync.rounds]}
+
+    reference = unsharded(2, STEPS, {"fragments": "strided:1"})
+    for rank, found in enumerate(run_ranks(4, work)):
+        assert found["losses"] == reference[rank // 2]["losses"]
+        check_same_reports(found["reports"], reference[rank // 2]["reports"], 1e-6)
+
+
+@pytest.mark.slow
+def test_stages_with_and_without_a_part_of_each_fragment() -> None:
+    """A pipeline's stages have equally many fragments, some empty, and together the whole model's norms."""
+    whole_model = island_model()
+    options = {"fragments": [["0"], ["1"], ["2", "3", "4"]], "overlap": 1}
+
+    def work(rank: int) -> dict:
+        mesh = make_mesh(2, 2, 1)
+        replica, stage = divmod(rank, 2)
+        # No pipeline runs here: both stages hold a whole model's gradients, and each keeps its own layers.
+        model = island_model(replica)
+        kept = nn.Module()
+        for name, child in list(model.named_children())[stage * 2 : stage * 2 + 2 + stage]:
+            kept.add_module(name, child)
+        optimizer = inner_optimizer(kept)
+        fragments = diloco.Stage(options["fragments"], whole_model)
+        exchange = diloco.Collective(mesh, dim="replica")
+        sync = diloco.DiLoCo(kept, optimizer, exchange=exchange, sync_every=4, fragments=fragments)
+        for _ in range(8):
+            for parameter in kept.parameters():
+                parameter.grad = torch.full_like(parameter, 1.0 + replica)
+            optimizer.step()
+        return {"reports": [vars(r) for r in sync.rounds], "fragments": [f.flat.numel for f in sync.fragments]}
+
+    found = run_ranks(4, work)
+    assert found[0]["fragments"][2] == 0 and found[1]["fragments"][0] == 0
+    assert [sum(sizes) for sizes in zip(found[0]["fragments"], found[1]["fragments"], strict=True)] == [
+        sum(p.numel() for n, p in whole_model.named_parameters() if n.split(".")[0] in group)
+        for group in options["fragments"]
+    ]
+    for rank in range(1, 4):
+        for key in REPORTED:
+            assert [r[key] for r in found[rank]["reports"]] == [r[key] for r in found[0]["reports"]], key
+    assert all(r["outer_gradient_norm"] > 0 for r in found[0]["reports"])
