@@ -77,3 +77,14 @@ def test_drift_is_measured_from_the_rounded_anchor() -> None:
     flat.write(anchor, 0, 3)
     flat.drift(anchor, 0, 3, out)
     assert out.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_tensors_begin_at_multiples_and_gaps_hold_zeros() -> None:
+    flat = Flat({"a": torch.ones(5), "b": torch.ones(2, 4), "c": torch.ones(3)}, 16, align=8)
+    assert [(p.lo, p.hi) for p in flat.places] == [(0, 5), (8, 16), (16, 19)] and flat.numel == 19
+    anchor = flat.read(torch.float32, torch.device("cpu"))
+    assert anchor.tolist() == [1] * 5 + [0] * 3 + [1] * 11
+    for lo, hi in ((0, 19), (3, 7), (5, 8), (6, 17)):
+        part = torch.full((hi - lo,), float("nan"))
+        flat.drift(anchor, lo, hi, part)
+        assert part.tolist() == [0] * (hi - lo)

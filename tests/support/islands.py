@@ -25,6 +25,14 @@ def island_model(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 5), nn.Sequential(*blocks), nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
 
 
+def wide_model(seed: int = 0) -> nn.Module:
+    """Its shards, of two uneven ones too, begin at multiples of every codec's block in the whole tensors."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(5, 2048, bias=False), nn.Sequential(), nn.Tanh(), nn.Identity(), nn.Linear(2048, 3, bias=False)
+    )
+
+
 def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     if mesh["tp"].size() > 1:
         for block in model[1]:
@@ -55,7 +63,7 @@ class Member:
 
     def __init__(self, mesh: DeviceMesh, **options: Any) -> None:
         self.replica = mesh.get_local_rank("replica")
-        self.model = shard(island_model(self.replica), mesh)
+        self.model = shard(options.pop("build", island_model)(self.replica), mesh)
         self.optimizer = inner_optimizer(self.model)
         self.messages: list[diloco.Message] = []
         exchange = diloco.Collective(mesh, dim="replica", on_message=self.messages.append)
@@ -98,7 +106,8 @@ def unsharded(replicas: int, steps: int, options: dict, each: Callable[[Any, int
     exchange = diloco.Local(replicas)
     if sites := options.pop("sites", None):
         exchange = diloco.Hierarchical(exchange, sites=sites, every=2)
-    models = [island_model(m) for m in range(replicas)]
+    build = options.pop("build", island_model)
+    models = [build(m) for m in range(replicas)]
     inner = [inner_optimizer(m) for m in models]
     syncs = [
         diloco.DiLoCo(m, o, exchange=exchange, **{"sync_every": 4, **options})

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.islands import Member, history, inner_optimizer, island_model, largest_difference, make_mesh, unsharded
+from support.islands import (
+    Member,
+    history,
+    inner_optimizer,
+    island_model,
+    largest_difference,
+    make_mesh,
+    unsharded,
+    wide_model,
+)
 from support.processes import run_ranks
 from support.replicas import inner_step
 from torch import nn
@@ -31,6 +40,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "adam": {"outer": diloco.Adam(lr=0.01)},
     "torch": {"outer": torch.optim.SGD, "fragments": "sequential:2"},
     "small buckets": {"bucket_bytes": 64},
+    **{f"{codec} blocks": {"codec": codec, "build": wide_model} for codec in ("e3m0", "int8", "int4", "fp16")},
 }
 # Norms over the whole replica are summed in another order, and a codec's blocks are cut elsewhere.
 CLOSE: dict[str, tuple[dict[str, Any], float]] = {

@@ -22,6 +22,7 @@ from support.training import (
     train_over_ranks,
 )
 
+from diloco.checkpoint import Store
 from diloco.outer.codec import get_codec
 from diloco.train import resume
 from diloco.train.config import TrainConfig
@@ -120,7 +121,7 @@ def test_rounds_of_several_fragments_follow_one_another(tmp_path: Path, ticking:
     """As over a network, where one thread carries them: the second is not begun before the first has ended."""
     receipt = quiet_train(tiny(tmp_path, link=LINK, fragments="balanced:2", overlap="1", steps=8, sync_every=8))
     first, second = receipt["rounds"]
-    sizes = receipt["fragment_params"]
+    sizes = receipt["fragment_elements"]
     took = [line_s(HEADER_BYTES + 4 * n + TRAILER_BYTES) + 4 * DELAY_S for n in sizes]
     assert (first["step"], second["step"]) == (8, 8) and receipt["virtual_s"] == pytest.approx(8 * STEP_S + sum(took))
 
@@ -202,9 +203,9 @@ def test_a_resumed_run_keeps_the_codec_that_was_chosen(tmp_path: Path, monkeypat
         receipt = quiet_train(parts, link="1e6gbit", resume=True)
     assert receipt["codec"] == "e3m0" and curve(whole) == curve(parts)
     assert len(notes(parts)) == 1
-    assert resume.codec_of(run_path(parts) / "checkpoints", dataclasses.replace(parts, resume=True)) == "e3m0"
+    assert resume.codec_of(Store(run_path(parts) / "checkpoints"), dataclasses.replace(parts, resume=True)) == "e3m0"
     # A run that was killed before its first checkpoint chooses anew.
-    assert resume.codec_of(tmp_path / "nothing", dataclasses.replace(parts, resume=True)) == "auto"
+    assert resume.codec_of(Store(tmp_path / "nothing"), dataclasses.replace(parts, resume=True)) == "auto"
 
 
 @pytest.mark.slow

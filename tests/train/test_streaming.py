@@ -139,7 +139,7 @@ def test_equal_offsets_no_overlap_and_fp32_are_plain_diloco(tmp_path: Path) -> N
 def test_bytes_of_two_replicas_are_their_payloads(tmp_path: Path, codec: str) -> None:
     """Each sends its payload, or for fp32 half the sum twice, and a header and a trailer of 40 and 32 bytes."""
     receipt = quiet_train(tiny(tmp_path, codec=codec, fragments="balanced:2"))
-    payload = [get_codec(codec).nbytes(n) for n in receipt["fragment_params"]]
+    payload = [get_codec(codec).nbytes(n) for n in receipt["fragment_elements"]]
     assert receipt["rounds"] and receipt["codec"] == get_codec(codec).name
     for r in receipt["rounds"]:
         assert r["bytes_sent"] == pytest.approx(payload[r["fragment"]] + 40 + 32, abs=4)

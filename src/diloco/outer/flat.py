@@ -53,14 +53,19 @@ def _storage_order(tensor: Tensor) -> list[int]:
 
 
 class Flat:
-    """The layout of named tensors in one flat buffer. It holds no values of its own."""
+    """The layout of named tensors in one flat buffer. It holds no values of its own.
 
-    def __init__(self, tensors: dict[str, Tensor], bucket_elements: int) -> None:
+    Every tensor begins at a multiple of `align` elements, so that what a codec codes together never joins two tensors,
+    and a shard whose length that divides is coded as it would be inside the whole. Gaps hold zeros.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], bucket_elements: int, align: int = 1) -> None:
         self.tensors = tensors
         self.bucket_elements = bucket_elements
         self.places: list[Place] = []
         lo = 0
         for name, tensor in tensors.items():
+            lo += -lo % align
             numel = linear_view(tensor, name).numel()
             self.places.append(Place(name, lo, lo + numel))
             lo += numel
@@ -85,7 +90,7 @@ class Flat:
 
     def read(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A new flat buffer with a copy of the model's values."""
-        buffer = torch.empty(self.numel, dtype=dtype, device=device)
+        buffer = torch.zeros(self.numel, dtype=dtype, device=device)
         for lo, hi, weights in self.pieces(0, self.numel):
             buffer[lo:hi].copy_(weights)
         return buffer
@@ -102,10 +107,14 @@ class Flat:
         itself, a bf16 replica that has not moved would pull the anchor back to the bf16 grid, and small outer updates
         would be lost.
         """
+        filled = lo
         for start, stop, weights in self.pieces(lo, hi):
+            out[filled - lo : start - lo].zero_()
+            filled = stop
             target, reference = out[start - lo : stop - lo], anchor[start:stop]
             if weights.dtype == anchor.dtype and weights.device == anchor.device == target.device:
                 torch.sub(reference, weights, out=target)
             else:
                 rounded = reference.to(weights.dtype).to(anchor.dtype)
                 target.copy_(rounded - weights.to(device=anchor.device, dtype=anchor.dtype))
+        out[filled - lo : hi - lo].zero_()

@@ -36,7 +36,7 @@ class Fragment:
 
     `averaged`, `counters`: buffers that travel with it. `device`: where anchor and outer state live (None: with the
     model). `block`: elements that a codec codes together, so that no bucket cuts a block. `borrowed`: names that
-    another rank of the replica holds too and counts.
+    another rank of the replica holds too and counts. `align`: elements that tensors begin at multiples of.
     """
 
     def __init__(
@@ -51,18 +51,20 @@ class Fragment:
         counters: dict[str, Tensor] | None = None,
         index: int = 0,
         borrowed: Collection[str] = (),
+        align: int = 1,
     ) -> None:
         order = sorted(tensors, key=lambda name: (name not in embeddings, name in borrowed, name))
         tensors = {name: tensors[name] for name in order}
         dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors.values()), torch.float32)
         device = device or next((local(t).device for t in tensors.values()), torch.device("cpu"))
         unit = max(ALIGNMENT, block)
-        self.flat = Flat(tensors, max(bucket_bytes // dtype.itemsize // unit, 1) * unit)
+        self.flat = Flat(tensors, max(bucket_bytes // dtype.itemsize // unit, 1) * unit, align)
         self.index, self.outer = index, outer
         self.averaged, self.counters = averaged or {}, counters or {}
-        self.body = sum(p.hi - p.lo for p in self.flat.places if p.name in embeddings)
+        ranges = self._ranges()
+        self.body = max((hi for name, (_, hi) in ranges.items() if name in embeddings), default=0)
         """Where the embeddings end and the rest begins."""
-        self.owned_ranges = _joined((p.lo, p.hi) for p in self.flat.places if p.name not in borrowed)
+        self.owned_ranges = _joined(range for name, range in ranges.items() if name not in borrowed)
         """What this rank counts of the replica: all of the fragment, where the replica is one device."""
         self.anchor = self.flat.read(dtype, device)
         self.scratch = torch.empty(2, min(SLICE_ELEMENTS, self.flat.numel), dtype=dtype, device=device)
@@ -85,6 +87,12 @@ class Fragment:
         if isinstance(self.outer, Torch):
             return TorchState(self.outer, self.anchor, self.flat)
         return OuterState(self.outer, self.anchor)
+
+    def _ranges(self) -> dict[str, tuple[int, int]]:
+        """Where each tensor lies, with the gap behind it, which holds zeros."""
+        places = self.flat.places
+        ends = [*(p.lo for p in places[1:]), self.flat.numel]
+        return {p.name: (p.lo, end) for p, end in zip(places, ends, strict=False)}
 
     def named_anchor(self) -> dict[str, Tensor]:
         """Views of the anchor by parameter name, each with its parameter's shape and sharded like it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from diloco.outer.codec import Codec
 from diloco.outer.flat import linear_view
 from diloco.outer.fragment import Fragment, bit_sum
 from diloco.outer.island import Island
@@ -21,7 +22,7 @@ def build_fragments(
     embeddings_apart: bool,
     device: torch.device | None,
     bucket_bytes: int,
-    block: int,
+    codec: Codec,
     island: Island,
 ) -> list[Fragment]:
     """One for each group of names. Buffers travel with the first."""
@@ -34,12 +35,13 @@ def build_fragments(
             outer,
             device,
             bucket_bytes,
-            block,
+            codec.block,
             embeddings,
             tensors.averaged if index == 0 else {},
             tensors.counters if index == 0 else {},
             index,
             borrowed,
+            1 if codec.gathers else codec.block,  # coordinates have no scale to share
         )
         for index, group in enumerate(groups)
     ]

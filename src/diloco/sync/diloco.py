@@ -125,7 +125,7 @@ class DiLoCo:
             self.codec = self.codec_choice.codec
         self.fragments = build_fragments(
             model, self.tensors, groups, self.outer, self.merge.embeddings_apart, device, bucket_bytes,
-            self.codec.block, self.exchange.island,
+            self.codec, self.exchange.island,
         )  # fmt: skip
         self.rank = self._join({**(facts or {}), "offsets": offsets and list(offsets)})
         self.means = Means(
