@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from diloco.cli import main
+from diloco.cli.fit_text import coefficients_table
 from diloco.cli.law_input import gather_pairs
+from diloco.errors import BadInput
 from diloco.laws import load_law
 from diloco.laws.published import paper_rows
 
@@ -90,7 +92,7 @@ def test_fit_always_prints_hold_out_baselines_starts_and_pulls_report_138_139_14
     out = text(capsys, "fit", paper)
     assert "loss = A*params^a*replicas^b + floor" in out and "random starts end at this optimum" in out
     assert "params to 1.273e+09" in out and "carried over" in out and "no floor" in out and "inside" in out
-    assert "leaving one run out" in out and "moves a, se" in out and "row 4" in out
+    assert "leaving one run out" in out and "moves params, se" in out and "row 4" in out
 
 
 def test_fit_names_bad_rows_and_leaves_them_out_on_request_report_143(tmp_path, capsys):
@@ -144,9 +146,11 @@ def test_report_and_law_are_written_where_asked(paper, tmp_path, capsys):
 
 
 def test_png_needs_matplotlib_and_says_so(paper, tmp_path, capsys, monkeypatch):
+    """Before the fit, and before anything else is written."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = refusal(capsys, "fit", paper, "--png", tmp_path / "png")
-    assert str(tmp_path / "png") in said and "diloco[plots]" in said and "report" in said
+    said = refusal(capsys, "fit", paper, "--png", tmp_path / "png", "--out", tmp_path / "law.json")
+    assert f"--png {tmp_path / 'png'} needs" in said and "diloco[plots]" in said and "take --report" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_sweep_gives_laws_of_learning_rate_and_batch(tmp_path, capsys):
@@ -173,6 +177,37 @@ def test_a_sweep_gives_laws_of_learning_rate_and_batch(tmp_path, capsys):
     assert said["inner_lr"] == pytest.approx(30 * 256e7**-0.5, rel=1e-3) and said["outer_lr"] == 0.6
     assert said["batch_tokens"] == pytest.approx(100 * 256e7**0.5, rel=1e-3) and said["level"] == 0.9
     assert "outer_lr = 0.6 at 2 replicas" in text(capsys, "fit", sweep, *form, "--hyperparameters", rates)
+    # The runs of the loss law go by the rows of the user's file, not by those of the table of optima.
+    best = [14 + 27 * i for i in range(4)]
+    assert [run["run"] for run in printed["runs"]] == [f"row {row} (line {row + 1})" for row in best]
+
+
+def test_rows_that_fit_exactly_are_said_to_and_nothing_is_made_of_rounding(tmp_path, capsys):
+    out = text(capsys, "fit", write_rows(tmp_path / "rows.csv", **ladder()))
+    assert "noise 0%, which is an exact fit" in out and "fit this law exactly" in out
+    assert "random starts" not in out and "standard deviations)" not in out and "leaving one run out" not in out
+    assert "0.00%" not in out and max(map(len, out.splitlines())) < 200
+
+
+def test_numbers_that_json_has_no_word_for_are_shown():
+    found = {
+        "coefficients": {"A": None, "params": -0.2},
+        "intervals": {"A": [0.0, None], "params": None},
+        "level": 0.95,
+    }
+    _, values, intervals = coefficients_table(found).columns
+    assert list(values.cells) == ["beyond any number", "-0.2"]
+    assert list(intervals.cells) == ["0 to no upper limit", "\N{EN DASH}"]
+
+
+def test_a_name_given_twice_means_either_value(tmp_path, capsys):
+    path = write_rows(tmp_path / "rows.csv", **ladder())
+    assert answer(capsys, "fit", path, "--where", "replicas=1", "replicas=2")["certificate"]["rows"] == 8
+
+
+def test_notes_speak_of_flags_to_the_command_line(tmp_path, capsys):
+    path = write_rows(tmp_path / "rows.csv", **ladder())
+    assert "--where replicas=4" in text(capsys, "fit", path, "--form", "A*params^a + floor")
 
 
 # -- predict
@@ -209,8 +244,10 @@ def test_answers_beyond_any_number_are_refused(tmp_path, capsys):
     columns["loss"] = columns["loss"] * np.exp(0.05 * np.cos(7 * np.arange(12)))
     rows, out = write_rows(tmp_path / "rows.csv", **columns), tmp_path / "law.json"
     answer(capsys, "fit", rows, "--form", "A*params^a+B*replicas^b+floor", "--out", out)
-    for verb, said in (("predict", "params 1e+300 must be"), ("advise", "no finite answer")):
-        assert said in refusal(capsys, verb, "--law", out, "--params", "1e300", "--replicas", "1e300")
+    for verb in ("predict", "advise"):
+        assert "--params 1e+300 must be" in refusal(capsys, verb, "--law", out, "--params", "1e300")
+    with pytest.raises(BadInput, match="no finite answer"):
+        load_law(out).predict(params=1e300, replicas=1e300)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +320,9 @@ def test_next_runs_take_candidates_with_their_own_cost(law, tmp_path, capsys):
     printed = answer(capsys, *words)
     assert {(run["axes"]["params"], run["flops"]) for run in printed["runs"]} <= {(1e9, 1e18), (4e9, 1e20)}
     assert printed["runs"]
+    for flops in ("-1", "0", "nan", "many"):
+        write_rows(path, N=["1B"], M=[4], flops=[flops])
+        assert f"row 1 (line 2): flops is '{flops}'" in refusal(capsys, *words)
     write_rows(path, N=["1B"], M=["four"])
     assert "row 1 (line 2): replicas is 'four'" in refusal(capsys, *words)
 
@@ -295,13 +335,39 @@ def test_next_runs_take_candidates_with_their_own_cost(law, tmp_path, capsys):
     [
         ("fit", ("ROWS is missing", "diloco fit rows.csv")),
         ("fit {tmp}/no.csv", ("{tmp}/no.csv does not exist",)),
-        ("fit {rows} --form chinchila", ("'chinchila' is not known", "chinchilla")),
+        ("fit {rows} --form chinchila", ("--form chinchila is not known", "the nearest are chinchilla, ")),
         ("fit {rows} --form A*size^a", ("size", "columns are")),
         ("fit {rows} --map loss", ("map is loss", "loss=val_bpb")),
         ("fit {rows} --map loss=bpb", ("map loss=bpb", "no column 'bpb'")),
         ("fit {rows} --where method=dp", ("where method=dp", "no column 'method'")),
         ("fit {rows} --fixed floor=low", ("fixed floor is low", "floor=1.69")),
-        ("fit {rows} --level 95", ("level 95", "0.95")),
+        ("fit {rows} --level 95", ("--level 95", "0.95")),
+        ("fit {rows} --level 0.99999999999", ("--level 1 ", "0.9999")),
+        ("fit {rows} --form floor", ("--form floor is not known", "nearest are sum-floor, power-floor, coupled-floor")),
+        ("fit {rows} --fixed floor=1 --fixed floor=2", ("--fixed gives floor both 1 and 2",)),
+        ("fit {rows} --fixed a=100", ("--fixed a=100", "-4 to 4")),
+        ("fit {rows} --pool colour", ("--pool colour has no effect", "tokenizer")),
+        ("fit {rows} --where replicas=8 replicas=9", ("--where replicas=8 replicas=9 leaves no row",)),
+        ("fit {rows} --target bpb", ("--map bpb=",)),
+        ("fit {rows} --out {tmp}", ("--out {tmp} cannot be written (Is a directory)",)),
+        ("fit {rows} --report {tmp}", ("--report {tmp} cannot be written (Is a directory)",)),
+        ("fit /dev/null", ("/dev/null is a device",)),
+        ("fit {tmp}", ("folder {tmp} holds no runs",)),
+        ("predict --params 1e9 --law {tmp}", ("--law is {tmp}, which is no file",)),
+        ("predict --params 1e9 --level 0", ("--level is 0.0 and law is paper",)),
+        ("predict --params 1e9 --replicas nan", ("--replicas nan must be a number above 0",)),
+        ("predict --params 1e9 --tokens 0", ("--tokens 0 must be",)),
+        ("predict --law paper:table10:loss:joint --params 1e9 --replicas -1", ("--replicas -1 must be",)),
+        ("advise --params 1e9 --tokens inf", ("--tokens inf must be",)),
+        (
+            "advise --params 1e9 --law paper --hyperparameters h.json",
+            ("--hyperparameters is h.json, which is no file",),
+        ),
+        ("advise --params 1e9 --law paper --at H=0", ("--at is sync_every=0",)),
+        ("next-runs --law paper --params 1e10 --budget inf", ("--budget inf must be a finite number above 0",)),
+        ("next-runs --law paper --params 1e10 --budget nan", ("--budget nan must be a finite number above 0",)),
+        ("next-runs --law paper --params 1e10 --budget -1", ("--budget -1 must be a finite number above 0",)),
+        ("next-runs --law paper --params 1e10 --budget 1e21 --tokens nan", ("--tokens nan must be",)),
         ("fit {rows} --loss l1", ("--loss is l1", "robust, mse, huber")),
         ("fit {rows} --out {rows}/law.json", ("{rows}", "cannot be written")),
         ("fit {rows} --hyperparameters {tmp}/h.json", ("batch_tokens",)),
@@ -323,7 +389,7 @@ def test_next_runs_take_candidates_with_their_own_cost(law, tmp_path, capsys):
         ("next-runs --budget 1e20", ("law is missing", "law.json")),
         ("next-runs --law paper --params 1e10", ("budget is missing", "1e21")),
         ("next-runs --law paper --budget 1e21", ("params is missing", "--params 10e9")),
-        ("next-runs --law paper --budget 1e3 --params 1e10", ("budget 1e+03", "cheapest")),
+        ("next-runs --law paper --budget 1e3 --params 1e10", ("--budget 1000", "cheapest")),
     ],
 )
 def test_bad_input_ends_in_one_sentence(words, says, tmp_path, capsys):

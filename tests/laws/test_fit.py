@@ -5,10 +5,13 @@ pytest tests/laws/test_fit.py
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from scipy.optimize import least_squares, minimize
 
+from diloco.errors import BadInput
 from diloco.laws import fit_law, load_law, read_rows
 from diloco.laws.published import paper_rows
 
@@ -96,12 +99,12 @@ def test_params_outside_the_form_draw_a_sentence() -> None:
 
 
 def test_negative_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match="seed -1 is below 0"):
+    with pytest.raises(ValueError, match="seed=-1 is below 0"):
         fit_law(ladder(), CHINCHILLA, seed=-1)
 
 
 def test_a_form_with_every_coefficient_given_is_refused() -> None:
-    with pytest.raises(ValueError, match="fixed gives every coefficient"):
+    with pytest.raises(ValueError, match="fixed=.* gives every coefficient"):
         fit_law(ladder(), "A*params^a + 2", fixed={"A": 40.0, "a": -0.2})
 
 
@@ -109,7 +112,10 @@ def test_a_law_without_degrees_of_freedom_is_read_back(tmp_path) -> None:
     rows = {"params": np.geomspace(1e7, 1e9, 6), "weight": np.full(6, 0.5)}
     law = fit_law(rows | {"loss": 2 + 40 * rows["params"] ** -0.2}, "A*params^a + floor", holdout=False)
     law.save(tmp_path / "law.json")
-    assert law.dof <= 0 and load_law(tmp_path / "law.json").id == law.id
+    back = load_law(tmp_path / "law.json")
+    assert law.dof <= 0 and back.id == law.id
+    answer = back.predict(params=1e10)
+    assert answer.value == pytest.approx(2.4, rel=1e-6) and np.isnan(answer.low)
 
 
 def test_outlier_is_named_even_by_a_loss_that_keeps_it_report_139() -> None:
@@ -183,9 +189,9 @@ def test_hold_out_shows_a_form_without_a_floor_too_low_report_146() -> None:
 def test_unknown_loss_and_level_are_refused() -> None:
     with pytest.raises(ValueError, match="'l2' is not known"):
         fit_law(ladder(), CHINCHILLA, loss="l2")
-    with pytest.raises(ValueError, match="level 95"):
+    with pytest.raises(ValueError, match="level=95 must lie between 0.5 and 0.9999"):
         fit_law(ladder(), CHINCHILLA, level=95)
-    with pytest.raises(ValueError, match="fixed gamma"):
+    with pytest.raises(ValueError, match="fixed=.*gamma"):
         fit_law(ladder(), CHINCHILLA, fixed={"gamma": 1})
 
 
@@ -199,3 +205,46 @@ def test_loss_se_weighs_runs() -> None:
     assert law.parameters["E"] == pytest.approx(
         fit_law(without, CHINCHILLA, loss="mse", holdout=False).parameters["E"], rel=1e-4
     )
+
+
+def exact_rows(outlier: float = 1.0) -> dict:
+    params = np.geomspace(1e7, 3e9, 6)
+    loss = 2 + 40 * params**-0.2
+    loss[2] *= outlier
+    return {"params": params, "loss": loss}
+
+
+@pytest.mark.parametrize("form", ["power-floor", "A*params^a + B*params^b + floor"])
+@pytest.mark.parametrize("outlier", [1.0, 1.15])
+def test_rows_without_noise_draw_one_plain_sentence(form, outlier) -> None:
+    """Their standard deviations, starts and hold-out are rounding, of which nothing is to be said."""
+    rows = exact_rows(outlier)
+    if "B" in form:
+        rows = {"params": np.geomspace(1e6, 1e12, 12), "loss": 2 + 40 * np.geomspace(1e6, 1e12, 12) ** -0.2}
+    law = fit_law(rows, form)
+    said = " ".join(law.notes)
+    assert law.exact and law.report()["exact"] and said.count("fit this law exactly") == 1
+    assert "standard deviations)" not in said and "random starts" not in said and "0.00%" not in said
+    assert "many" not in said and not law.holdout.influence
+    if outlier != 1 and "B" not in form:
+        assert "row 3 was left out: it lies 15.0% above the law of the other runs (which those fit exactly)" in said
+    assert all(split.inside_share == 1 for split in law.holdout.splits if split.half_width_pct < 1)
+
+
+@pytest.mark.parametrize("loss", ["mse", "robust"])
+@pytest.mark.parametrize("form", ["power", "power-floor"])
+def test_no_note_counts_standard_deviations_beyond_reason(form, loss) -> None:
+    notes = fit_law(exact_rows(1.15), form, loss=loss).notes
+    assert not any(re.search(r"\d{4,}(\.\d+)? standard deviations|\d{5,}\.?\d*%", note) for note in notes), notes
+    assert not any("all runs at" in note for note in notes)
+
+
+def test_a_baseline_that_is_the_same_law_is_no_better_law() -> None:
+    notes = fit_law(exact_rows(1.15), "power").notes
+    assert not any("predicts its loss better" in note for note in notes)
+
+
+@pytest.mark.parametrize("name, value", [("A", 1e300), ("a", 100), ("a", -4.1), ("floor", 1e9), ("floor", 0)])
+def test_given_coefficients_must_be_possible(name, value) -> None:
+    with pytest.raises(BadInput, match=f"fixed=.*'{name}': "):
+        fit_law(exact_rows(), fixed={name: value})

@@ -91,44 +91,63 @@ def test_jacobian_matches_finite_differences(name, method) -> None:
         np.testing.assert_allclose(jacobian[0, :, i], slope, atol=1e-7)
 
 
-def noisy() -> dict[str, np.ndarray]:
-    columns, loss = made("chinchilla-replicas")
-    return columns | {"loss": loss * np.exp(0.004 * np.random.default_rng(0).standard_normal(len(loss)))}
+def noisy(name: str = "chinchilla-replicas") -> dict[str, np.ndarray]:
+    columns, loss = made(name)
+    return columns | {"loss": loss * np.exp(0.002 * np.random.default_rng(0).standard_normal(len(loss)))}
 
 
-def test_units_change_amplitudes_alone_report_147() -> None:
-    rows, name = noisy(), "chinchilla-replicas"
-    law = fit_law(rows, name, holdout=False)
+UNIT_FREE = [name for name in TRUTH if name != "coupled-floor"]
+"""An exponent that changes with another axis makes a change of units of the first a change of the form."""
+
+
+@pytest.mark.parametrize("name", UNIT_FREE)
+def test_units_change_amplitudes_alone_report_147(name) -> None:
+    rows, form = noisy(name), form_named(name)
+    law = fit_law(rows, form, holdout=False)
     scaled = {axis: values * 1e-9 if axis in ("params", "tokens") else values for axis, values in rows.items()}
-    other = fit_law(scaled | {"loss": rows["loss"] * np.log2(np.e)}, name, holdout=False)
-    for key in ("alpha", "beta", "gamma"):
+    other = fit_law(scaled | {"loss": rows["loss"] * np.log2(np.e)}, form, holdout=False)
+    for key in form.exponents:
         assert other.parameters[key] == pytest.approx(law.parameters[key], abs=1e-6)
-    assert other.parameters["E"] == pytest.approx(law.parameters["E"] * np.log2(np.e), rel=1e-6)
+    if form.floor is not None:
+        floor = form.amplitudes[form.floor]
+        assert other.parameters[floor] == pytest.approx(law.parameters[floor] * np.log2(np.e), rel=1e-6)
+    np.testing.assert_allclose(other.runs.fitted, law.runs.fitted * np.log2(np.e), rtol=1e-8)
     assert other.noise == pytest.approx(law.noise, rel=1e-6)
 
 
-def test_row_order_does_not_matter() -> None:
-    rows = noisy()
+def test_units_of_the_loss_do_not_matter_to_any_form() -> None:
+    rows = noisy("coupled-floor")
+    law = fit_law(rows, "coupled-floor", holdout=False)
+    bits = fit_law(rows | {"loss": rows["loss"] * np.log2(np.e)}, "coupled-floor", holdout=False)
+    np.testing.assert_allclose(bits.runs.fitted, law.runs.fitted * np.log2(np.e), rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_row_order_does_not_matter(name) -> None:
+    rows, form = noisy(name), form_named(name)
     order = np.random.default_rng(1).permutation(len(rows["loss"]))
-    one = fit_law(rows, "chinchilla-replicas")
-    other = fit_law({axis: values[order] for axis, values in rows.items()}, "chinchilla-replicas")
+    one = fit_law(rows, form, holdout=False)
+    other = fit_law({axis: values[order] for axis, values in rows.items()}, form, holdout=False)
     for key, value in one.parameters.items():
         assert other.parameters[key] == pytest.approx(value, rel=1e-6)
     assert one.data_hash == other.data_hash and one.id == other.id
 
 
+@pytest.mark.parametrize("name", TRUTH)
 @pytest.mark.parametrize("loss", ["robust", "mse", "huber"])
-def test_weight_2_is_the_row_twice(loss) -> None:
-    rows = {axis: values[::3] for axis, values in noisy().items()}
+def test_weight_2_is_the_row_twice(name, loss) -> None:
+    rows, form = {axis: values[::3] for axis, values in noisy(name).items()}, form_named(name)
     n = len(rows["loss"])
     weights = 1 + np.arange(n) % 2
     twice = {axis: np.repeat(values, weights) for axis, values in rows.items()} | {"seed": np.arange(weights.sum())}
-    one = fit_law(rows | {"weight": weights}, "chinchilla-replicas", loss=loss, holdout=False)
-    other = fit_law(twice, "chinchilla-replicas", loss=loss, holdout=False)
+    one = fit_law(rows | {"weight": weights}, form, loss=loss, holdout=False)
+    other = fit_law(twice, form, loss=loss, holdout=False)
     assert other.dof == one.dof
-    for key, value in one.parameters.items():
-        assert other.parameters[key] == pytest.approx(value, rel=1e-5)
-    assert other.noise == pytest.approx(one.noise, rel=1e-5)
+    np.testing.assert_allclose(other.runs.fitted, np.repeat(one.runs.fitted, weights), rtol=1e-5)
+    if name != "broken":  # its six coefficients on nine sizes trade off: the law settles long before they do
+        for key, value in one.parameters.items():
+            assert other.parameters[key] == pytest.approx(value, rel=1e-5)
+        assert other.noise == pytest.approx(one.noise, rel=1e-5)
 
 
 def test_expression_means_what_it_says() -> None:

@@ -5,6 +5,9 @@ pytest tests/laws/test_hyperparameters.py
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pytest
 
@@ -99,3 +102,41 @@ def test_file_round_trip_and_advice(laws, tmp_path) -> None:
     with pytest.raises(ValueError, match="no hyperparameter laws"):
         (tmp_path / "x.json").write_text("{}")
         load_hyperparameters(tmp_path / "x.json")
+
+
+def test_each_optimum_keeps_the_name_that_its_run_has_in_the_sweep(tmp_path) -> None:
+    path = tmp_path / "sweep.csv"
+    header, lines = "params,batch_tokens,inner_lr,replicas,loss", []
+    for params in (1e7, 4e7, 16e7, 64e7):
+        for batch in (0.5, 1, 2):
+            loss = (2 + 40 * params**-0.2) * (1 + 0.01 * math.log2(batch) ** 2)
+            lines.append(f"{params},{batch * 100 * params**0.5},{30 * params**-0.5},2,{loss}")
+    path.write_text("\n".join([header, *lines]) + "\n")
+    rates = fit_hyperparameters(path)
+    expected = [f"row {row} (line {row + 1})" for row in (2, 5, 8, 11)]
+    assert [best.label for best in rates.optima] == expected
+    assert list(rates.best_runs().places) == expected and list(rates.joint["inner_lr"].runs.labels) == expected
+    rates.save(tmp_path / "rates.json")
+    assert load_hyperparameters(tmp_path / "rates.json").optima == rates.optima
+
+
+@pytest.mark.parametrize("place", ["optima", "joint", "independent", "outer_lr", "notes"])
+def test_a_file_of_rates_changed_by_hand_is_refused(tmp_path, place) -> None:
+    sizes = [params for params in (1e7, 4e7, 16e7, 64e7) for _ in range(3)]
+    batch = [factor * 100 * params**0.5 for params, factor in zip(sizes, [0.5, 1, 2] * 4, strict=True)]
+    columns = {"params": sizes, "batch_tokens": batch, "inner_lr": [30 * params**-0.5 for params in sizes]}
+    columns |= {"replicas": [2] * 12, "outer_lr": [0.6] * 12}
+    loss = [
+        (2 + 40 * n**-0.2) * (1 + 0.01 * math.log2(b / 100 / n**0.5) ** 2) for n, b in zip(sizes, batch, strict=True)
+    ]
+    fit_hyperparameters(columns | {"loss": loss}).save(tmp_path / "rates.json")
+    record = json.loads((tmp_path / "rates.json").read_text())
+    if place == "joint":
+        record["joint"]["inner_lr"]["coefficients"]["params"] = -0.4
+    elif place == "independent":
+        record["independent"]["extra"] = []
+    else:
+        record[place] = {"optima": [{}], "outer_lr": [[2, -1]], "notes": [3]}[place]
+    (tmp_path / "rates.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"rates\.json is damaged"):
+        load_hyperparameters(tmp_path / "rates.json")

@@ -55,6 +55,19 @@ def test_intervals_are_the_linear_models() -> None:
     assert np.log(curve.new_high / curve.value) == pytest.approx(t * np.sqrt(s2 * (1 + spread)), rel=1e-6)
 
 
+def test_another_reading_is_held_though_one_run_looks_proven_foreign() -> None:
+    """Two of the three smallest runs are 15% high. Leaving out the third, which is right, fits nearly as well."""
+    params, replicas = (g.ravel() for g in np.meshgrid(np.geomspace(5e7, 2e9, 3), [1.0, 2.0, 4.0]))
+    noise_pct = np.array([-0.1, 0.1, -0.1, 15.1, 0.0, 0.5, 14.9, 0.2, -0.8])
+    loss = (1.2 + 40 * params**-0.16 * replicas**0.02) * np.exp(noise_pct / 100)
+    law = fit_law({"params": params, "replicas": replicas, "loss": loss}, "power-floor", holdout=False)
+    assert np.flatnonzero(law.runs.weight == 0).tolist() == [0]
+    for size in (6e9, 2e10):
+        curve = law.curve({"params": size, "replicas": 4})
+        assert curve.low < 1.2 + 40 * size**-0.16 * 4**0.02 < curve.high
+    assert any("row 4" in note and "row 7" in note for note in law.notes)
+
+
 def test_bootstrap_agrees_with_the_delta_method_and_counts_its_fits() -> None:
     law = fit_law(paper_rows(), "A*params^a*replicas^b + floor", holdout=False)
     drawn = bootstrap(law, draws=300)

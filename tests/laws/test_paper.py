@@ -68,12 +68,28 @@ def test_table_11_loss() -> None:
             assert log_misses(law, largest(one))[0] == pytest.approx(PRINTED[11, fit, str(replicas)], abs=1e-3)
 
 
+def table_13(form: str) -> float:
+    """Mean |log residual| at 2.4B of the law fitted below; the paper's loss, whose delta it doesn't print."""
+    law = fit_law(trained(paper_rows()), form, loss="huber", delta=1e-3, holdout=False)
+    return log_misses(law, largest(paper_rows())).mean()
+
+
 @pytest.mark.parametrize(
     "printed, form", [("A*N^alpha*M^beta + C", FLOOR), ("A*N^alpha + B*M^beta + C", "sum-floor")], ids=["row2", "row4"]
 )
 def test_table_13(printed, form) -> None:
-    law = fit_law(trained(paper_rows()), form, loss="huber", delta=1e-3, holdout=False)
-    assert log_misses(law, largest(paper_rows())).mean() == pytest.approx(PRINTED[13, printed, ""], abs=5e-4)
+    assert table_13(form) == pytest.approx(PRINTED[13, printed, ""], abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    "printed, form, reached",
+    [("A*N^alpha*M^beta", POWER, 0.0120), ("A*N^(alpha+beta*M) + C", "coupled-floor", 0.0032)],
+    ids=["row1", "row3"],
+)
+def test_table_13_rows_that_a_converged_fit_does_not_give(printed, form, reached) -> None:
+    """Row 1 is linear in logs, so has one optimum; Table 11's average of the same form is our 0.012, not its 0.0044."""
+    assert table_13(form) == pytest.approx(reached, abs=1e-4)
+    assert abs(reached - PRINTED[13, printed, ""]) > 5e-4
 
 
 def test_floor_form_predicts_the_4b_and_10b_runs() -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 
 import numpy as np
 import pytest
 
 from diloco.errors import BadInput
-from diloco.laws import read_rows
+from diloco.laws import fit_law, read_rows
 from diloco.laws.axes import canonical, number
 
 GOOD = {"params": [1e8, 2e8, 4e8], "replicas": [1, 2, 4], "loss": [3.0, 2.8, 2.6], "run": ["a", "b", "c"]}
@@ -97,7 +98,8 @@ def test_nominal_sizes_are_taken_and_said() -> None:
     "rows, reason",
     [
         (spoilt("loss", float("nan")), r"row 2 \(b\): loss is empty or no number"),
-        (spoilt("loss", "diverged"), r"row 2 \(b\): loss is empty or no number"),
+        (spoilt("loss", "diverged"), r"row 2 \(b\): loss is 'diverged', which is no number"),
+        (spoilt("loss", "2.8%"), "loss is '2.8%', which is no number"),
         (spoilt("loss", float("inf")), "loss is inf"),
         (spoilt("loss", -1.0), "loss is -1, which has no logarithm"),
         (spoilt("params", float("inf")), "params is inf, which has no logarithm"),
@@ -125,7 +127,8 @@ def test_rows_of_a_csv_carry_their_line(tmp_path) -> None:
 def test_mixed_groups_are_refused_with_both_ways_out_report_145(column) -> None:
     rows = GOOD | {column: ["gpt2", "gpt2", "llama"]}
     with pytest.raises(
-        ValueError, match=rf"mix {column} 'gpt2' \(row 1\), 'llama' \(row 3\).*where {column}=gpt2.*pool"
+        ValueError,
+        match=rf"mix {column} 'gpt2' \(row 1\), 'llama' \(row 3\).*where={{'{column}': 'gpt2'}}.*pool=\['{column}'\]",
     ):
         read_rows(rows)
     assert len(read_rows(rows, where={column: "gpt2"})) == 2
@@ -211,3 +214,85 @@ def test_junk_parquet_is_refused(tmp_path) -> None:
 def test_derived_tokens_per_param() -> None:
     rows = read_rows({"params": [1e8, 2e8], "tokens": [2e9, 2e9], "loss": [3.0, 2.9]})
     np.testing.assert_allclose(rows.column("tokens_per_param"), [20, 10])
+
+
+def written(values: dict, delimiter: str, decimal: str = ".") -> str:
+    lines = [values, *zip(*values.values(), strict=True)]
+    return "".join(delimiter.join(str(cell).replace(".", decimal) for cell in line) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_tables_of_any_spreadsheet_are_read(tmp_path, delimiter, encoding) -> None:
+    (tmp_path / "a.csv").write_text(written(GOOD, delimiter), encoding=encoding)
+    assert read_rows(tmp_path / "a.csv").data_hash == read_rows(GOOD).data_hash
+    if delimiter != ",":
+        (tmp_path / "a.csv").write_text(written(GOOD, delimiter, ","), encoding=encoding)
+        assert read_rows(tmp_path / "a.csv").column("loss").tolist() == GOOD["loss"]
+
+
+def test_two_decimal_signs_in_one_table_are_refused(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("params;loss\n10.000;2,5\n20.000;2,4\n")
+    with pytest.raises(BadInput, match=r"10.000 in row 1 \(line 2\) and 2,5 in row 1.*neither sign is sure"):
+        read_rows(tmp_path / "a.csv")
+
+
+def test_columns_may_have_any_name_that_an_expression_can_say() -> None:
+    """A micro sign (which Python reads as a Greek mu) and a word of Python's own."""
+    size, rate = (grid.ravel() for grid in np.meshgrid([1e7, 3e7, 1e8, 3e8], [1, 2, 4]))
+    loss = 40 * size**-0.2 * rate**0.05
+    law = fit_law({"\N{MICRO SIGN}": size, "lambda": rate, "loss": loss}, "A*\N{MICRO SIGN}^a*lambda^b")
+    assert law.form.axes == ("\N{GREEK SMALL LETTER MU}", "lambda")
+    assert law.coefficients["lambda"] == pytest.approx(0.05) and law.parameters["a"] == pytest.approx(-0.2)
+    assert law.predict(**{"\N{GREEK SMALL LETTER MU}": 1e9, "lambda": 8}).value == pytest.approx(
+        40 * 1e9**-0.2 * 8**0.05
+    )
+
+
+def grid_of_runs() -> dict:
+    params, replicas = (grid.ravel() for grid in np.meshgrid([1e7, 3e7, 1e8, 3e8], [1.0, 2.0, 4.0]))
+    noise = np.exp(0.003 * np.random.default_rng(1).standard_normal(12))
+    return {"params": params, "replicas": replicas, "loss": (2 + 40 * params**-0.2 * replicas**0.05) * noise}
+
+
+def test_an_axis_with_an_empty_cell_does_not_vanish_unsaid() -> None:
+    rows = grid_of_runs()
+    rows["replicas"][5] = math.nan
+    law = fit_law(rows)
+    assert law.form.axes == ("params",)
+    assert any("replicas is empty in 1 of 12 rows (row 6)" in note for note in law.notes)
+
+
+def test_a_column_of_zeros_is_no_hindrance_and_a_mixed_one_is_said() -> None:
+    """`overlap` is 0 in every run without overlap: that says nothing against the run."""
+    alone = fit_law(grid_of_runs() | {"overlap": [0] * 12})
+    assert alone.form.axes == ("params", "replicas") and not any("overlap" in note for note in alone.notes)
+    mixed = fit_law(grid_of_runs() | {"overlap": [0, 5] * 6})
+    assert any("overlap is 0 in 6 of 12 rows" in note and "where={'overlap': 5.0}" in note for note in mixed.notes)
+
+
+def test_general_forms_refuse_rows_without_their_size() -> None:
+    rows = grid_of_runs()
+    rows["params"][3] = math.nan
+    with pytest.raises(BadInput, match="1 of 12 rows cannot be used .row 4: params is empty"):
+        fit_law(rows)
+    assert fit_law(rows, "A*replicas^a").form.axes == ("replicas",)
+
+
+@pytest.mark.parametrize(
+    "name, complaint", [("null", "/dev/null is a device"), ("folder", "holds no runs"), ("rows", "has no ending")]
+)
+def test_what_is_no_file_of_rows_is_told_for_what_it_is(tmp_path, name, complaint) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "rows").write_text("params,loss\n1e8,3\n")
+    with pytest.raises(BadInput, match=complaint):
+        read_rows("/dev/null" if name == "null" else tmp_path / name)
+
+
+def test_a_csv_may_begin_with_blank_lines_and_names_its_header_where_they_do_not_match(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("\n\nparams,loss\n1e8,3\n1e9,\n")
+    with pytest.raises(BadInput, match=r"row 2 \(line 5\): loss is empty"):
+        read_rows(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("# my runs\nparams,loss\n1e8,3\n")
+    with pytest.raises(BadInput, match="line 2 has another number of cells than the header, '# my runs'"):
+        read_rows(tmp_path / "a.csv")

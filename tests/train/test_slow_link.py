@@ -104,7 +104,9 @@ def test_an_overlapped_round_costs_nothing_while_there_is_compute_to_hide_it(tmp
     *hidden, last_flown, flushed = receipt["rounds"]
     assert [r["stall_s"] for r in hidden] == [0.0] * len(hidden)
     assert last_flown["sent_step"] if "sent_step" in last_flown else last_flown["step"] == 16
-    payload_s = line_s(get_codec("e3m0").nbytes(PARAMS) + HEADER_BYTES + TRAILER_BYTES) + 3 * DELAY_S
+    payload_s = (
+        line_s(get_codec("e3m0").nbytes(receipt["fragment_elements"][0]) + HEADER_BYTES + TRAILER_BYTES) + 3 * DELAY_S
+    )
     assert flushed["stall_s"] == pytest.approx(payload_s)
     assert receipt["virtual_s"] == pytest.approx(17 * STEP_S + receipt["stall_s"])
 

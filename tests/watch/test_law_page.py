@@ -16,7 +16,9 @@ import pytest
 from diloco.laws import compare_forms, fit_law, read_rows
 from diloco.laws.figures import figures
 from diloco.laws.published import paper_rows
+from diloco.watch.law_charts import loss_chart
 from diloco.watch.law_page import write_law_page
+from diloco.watch.law_words import coefficient, ends, law_title, percent, signed_percent, strip_edge_pct
 
 
 def plots(html: str) -> dict[str, list[dict]]:
@@ -114,3 +116,52 @@ def test_neither_module_loads_a_plotting_library_by_itself() -> None:
         "sys.exit(bool({'plotly', 'matplotlib', 'torch', 'numpy', 'diloco.laws'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [(None, "\N{EN DASH}"), (1.234, "1.23%"), (-0.0041, "0.004%"), (1e-13, "0%"), (407061.2, "over 1000%"), (0, "0%")],
+)
+def test_percentages_say_what_can_be_read(value, shown) -> None:
+    assert percent(value) == shown
+    assert signed_percent(value) == (
+        shown if value in (None, 0, 1e-13) else "+" * (value > 0) + "−" * (value < 0) + shown
+    )
+
+
+def test_numbers_beyond_any_have_words() -> None:
+    assert ends([0.5, None]) == "0.5 to no upper limit" and ends([1, 2]) == "1 to 2"
+    assert coefficient(None) == "beyond any number" and coefficient(-0.2) == "-0.2"
+
+
+def test_page_of_an_exact_fit_doubts_nothing_that_is_rounding(tmp_path) -> None:
+    params = np.geomspace(1e7, 1e9, 9)
+    law = fit_law({"params": params, "loss": 2 + 40 * params**-0.2})
+    said = words(write_law_page(tmp_path / "law.html", law.report(), figures(law)).read_text())
+    assert "exact: none can be better" in said and "starts that agree" not in said and "fit this law exactly" in said
+
+
+def test_decades_are_labelled_at_2_and_5_and_a_heading_does_not_break_after_a_minus() -> None:
+    law, rows = outlier_law()
+    assert re.search(r'"dtick":\s*"D2"', loss_chart(figures(law, rows)["loss"]))
+    assert law_title("loss", "A*params^-alpha") == "loss = A · params^−alpha"
+
+
+def test_gaps_for_the_labels_of_a_contour_are_as_long_as_the_labels() -> None:
+    """They are cut by distance on the page, so the axes have to be logarithmic before."""
+    pytest.importorskip("matplotlib")
+    from diloco.watch.law_png import contours_png, loss_png
+
+    params, multiple = (grid.ravel() for grid in np.meshgrid(np.geomspace(5e7, 2e9, 5), np.geomspace(5, 80, 5)))
+    loss = 1.69 + 406.4 * params**-0.34 + 410.7 * (params * multiple) ** -0.28
+    picture = figures(fit_law({"params": params, "tokens": params * multiple, "loss": loss}, "chinchilla"))
+    axes = contours_png(picture["contours"]).axes[0]
+    figure_height = axes.get_window_extent().height
+    for path in axes.collections[0].get_paths():
+        ends = [
+            axes.transData.transform(piece[[0, -1]]) for piece in path.to_polygons(closed_only=False) if len(piece) > 1
+        ]
+        gaps = [np.abs(a[1] - b[0]).max() for a, b in zip(ends, ends[1:], strict=False)]
+        assert max(gaps, default=0) < 0.2 * figure_height
+    low, high = loss_png(picture["loss"]).axes[1].get_ylim()
+    assert high == pytest.approx(1.2 * strip_edge_pct(picture["loss"])) and low == -high

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from diloco.cli.law_input import further_axes, gather_pairs, open_hyperparameters, open_law
+from diloco.cli.law_input import checked_point, further_axes, gather_pairs, open_hyperparameters, open_law
 from diloco.cli.options import Common, parse
 from diloco.cli.show import print_json
 from diloco.errors import BadInput
@@ -41,25 +41,28 @@ class AdviseOptions(Common):
 
     def __post_init__(self) -> None:
         if self.params is None:
-            raise BadInput("params is missing: give the model's parameters, as in --params 10e9")
+            raise BadInput("--params is missing: give the model's parameters, as in --params 10e9")
         if self.hyperparameters and not self.law:
-            raise BadInput(f"hyperparameters is {self.hyperparameters} without a law: give --law too")
+            raise BadInput(f"--hyperparameters is {self.hyperparameters} without a law: give --law too")
         if self.at and not self.law:
-            raise BadInput(f"at is {self.at[0]} without a law: give --law too")
+            raise BadInput(f"--at is {self.at[0]} without a law: give --law too")
 
 
 def run(arguments: list[str]) -> int:
     options = parse(AdviseOptions, gather_pairs(arguments, ("--at",)), "advise")
     from diloco.laws import advise
+    from diloco.laws.arguments import speaking_flags
 
-    advice = advise(
-        options.params,
-        options.replicas,
-        options.tokens,
-        law=open_law(options.law) if options.law else None,
-        hyperparameters=open_hyperparameters(options.hyperparameters),
-        **further_axes(options.at),
-    ).as_dict()
+    with speaking_flags():
+        checked_point(options.params, options.replicas, options.tokens)
+        advice = advise(
+            options.params,
+            options.replicas,
+            options.tokens,
+            law=open_law(options.law) if options.law else None,
+            hyperparameters=open_hyperparameters(options.hyperparameters),
+            **further_axes(options.at),
+        ).as_dict()
     question = {"params": options.params, "replicas": options.replicas, "tokens": options.tokens}
     print_json(question | advice) if options.json else say(advice)
     return 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from diloco.cli.fit_text import say
-from diloco.cli.law_input import gather_pairs, numbers, pairs
+from diloco.cli.law_input import gather_pairs, numbers, pairs, several
 from diloco.cli.options import Common, parse
 from diloco.cli.show import print_json, progress, warn
 from diloco.errors import BadInput
@@ -38,7 +39,7 @@ class FitOptions(Common):
     map: tuple[str, ...] = ()
     """Columns under other names, as in loss=val_bpb params=size."""
     where: tuple[str, ...] = ()
-    """Only rows with these values, as in method=diloco."""
+    """Only rows with these values, as in method=diloco; a name given twice takes rows of either value."""
     pool: str = ""
     """Text columns, with commas between, that may hold different values: tokenizer,dataset. Mixtures are refused
     otherwise."""
@@ -73,10 +74,29 @@ class FitOptions(Common):
 
 def run(arguments: list[str]) -> int:
     options = parse(FitOptions, gather_pairs(arguments, _PAIRS), "fit")
-    from diloco.laws import compare_forms, fit_law
+    from diloco.laws.arguments import speaking_flags
 
     if options.compare_forms and options.form != FitOptions.form:
-        warn(f"form {options.form} has no effect: compare_forms takes every form that the rows allow")
+        warn(f"--form {options.form} has no effect: --compare-forms takes every form that the rows allow")
+    with speaking_flags():
+        answer = _fit(options)
+    if options.json:
+        print_json(answer)
+    else:
+        from diloco.cli.fit_text import say
+
+        say(answer)
+    return 0
+
+
+def _fit(options: FitOptions) -> dict[str, Any]:
+    """The answer as one JSON-ready object, with the files written that were asked for."""
+    from diloco.laws import compare_forms, fit_law
+
+    if options.png:
+        from diloco.watch.law_png import need_matplotlib
+
+        need_matplotlib(f"--png {options.png}", "--report")
     with progress("fitting", quiet=options.json) as update:
         rows, rates = _rows(options)
         settings = {
@@ -93,15 +113,13 @@ def run(arguments: list[str]) -> int:
         update("writing", 0.7)
         written = _write(options, law, rows, comparison, rates)
         counting = _counting(rows, law, settings)
-    answer = law.report() | {
+    return law.report() | {
         "comparison": comparison.table() if comparison else [],
         "left_out_forms": comparison.left_out if comparison else {},
         "counting": counting,
         "hyperparameters": _rates_record(rates),
         "files": {name: str(path) for name, path in written.items()},
     }
-    print_json(answer) if options.json else say(answer)
-    return 0
 
 
 def _rows(options: FitOptions) -> tuple[Rows, HyperparameterLaws | None]:
@@ -111,7 +129,7 @@ def _rows(options: FitOptions) -> tuple[Rows, HyperparameterLaws | None]:
     rows = read_rows(
         source,
         rename=pairs(options.map, "map", "loss=val_bpb"),
-        where=pairs(options.where, "where", "method=diloco"),
+        where=several(options.where, "where", "method=diloco"),
         pool=[name.strip() for name in options.pool.split(",") if name.strip()],
         target=options.target,
         bad=options.bad,
@@ -119,8 +137,7 @@ def _rows(options: FitOptions) -> tuple[Rows, HyperparameterLaws | None]:
     if not options.hyperparameters:
         return rows, None
     rates = fit_hyperparameters(rows)
-    best = [{"params": b.params, "replicas": b.replicas, "loss": b.loss} for b in rates.optima]
-    return read_rows(best), rates
+    return rates.best_runs(), rates
 
 
 def _counting(rows: Rows, law: Law, settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -148,17 +165,14 @@ def _write(
     options: FitOptions, law: Law, rows: Rows, comparison: Comparison | None, rates: HyperparameterLaws | None
 ) -> dict[str, Path]:
     written: dict[str, Path] = {}
-    try:
-        if options.out:
-            written["law"] = _parent(options.out)
+    if options.out:
+        with _writing("out", options.out) as written["law"]:
             law.save(options.out)
-        if rates is not None:
-            written["hyperparameters"] = _parent(options.hyperparameters)
+    if rates is not None:
+        with _writing("hyperparameters", options.hyperparameters) as written["hyperparameters"]:
             rates.save(options.hyperparameters)
-        if options.report or options.png:
-            written |= _draw(options, law, rows, comparison)
-    except OSError as error:
-        raise BadInput(f"{error.filename or 'a file'} cannot be written ({error.strerror}): give another") from error
+    if options.report or options.png:
+        written |= _draw(options, law, rows, comparison)
     return written
 
 
@@ -166,19 +180,26 @@ def _draw(options: FitOptions, law: Law, rows: Rows, comparison: Comparison | No
     from diloco.laws.figures import figures
 
     pictures = figures(law, rows)
-    written = {}
+    written: dict[str, Path] = {}
     if options.report:
         from diloco.watch.law_page import write_law_page
 
         forms = comparison.table() if comparison else ()
-        written["report"] = write_law_page(options.report, law.report(), pictures, forms)
+        with _writing("report", options.report) as written["report"]:
+            write_law_page(options.report, law.report(), pictures, forms)
     if options.png:
         from diloco.watch.law_png import write_law_pngs
 
-        written |= {f"{path.stem}_png": path for path in write_law_pngs(options.png, pictures)}
+        with _writing("png", options.png):
+            written |= {f"{path.stem}_png": path for path in write_law_pngs(options.png, pictures)}
     return written
 
 
-def _parent(path: str) -> Path:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return Path(path)
+@contextmanager
+def _writing(option: str, path: str) -> Iterator[Path]:
+    """The path, in a folder that exists; what the system says against writing it as one BadInput."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        yield Path(path)
+    except OSError as error:
+        raise BadInput(f"--{option} {path} cannot be written ({error.strerror}): give another") from error

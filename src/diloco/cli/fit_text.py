@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from diloco.watch.law_words import MINUS, coefficient, ends, percent, pull_heads, signed_percent
+
 _SHOWN_INFLUENCES = 5
 
 
@@ -15,10 +17,11 @@ def say(answer: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     console = console if console.is_terminal else Console(width=200, highlight=False, markup=False)
     certificate = answer["certificate"]
+    starts = f"{certificate['agree_share']:.0%} of {certificate['starts']} random starts end at this optimum"
     print(f"{answer['target']} = {answer['expression']}   ({answer['form']}, law {answer['law']})")
     print(
-        f"{certificate['rows']} runs, {certificate['rows_left_out']} left out, noise {_pct(answer['noise_pct'])}, "
-        f"{certificate['agree_share']:.0%} of {certificate['starts']} random starts end at this optimum"
+        f"{certificate['rows']} runs, {certificate['rows_left_out']} left out, noise {percent(answer['noise_pct'])}, "
+        f"{'which is an exact fit' if answer['exact'] else starts}"
     )
     console.print()
     console.print(coefficients_table(answer))
@@ -42,7 +45,7 @@ def coefficients_table(answer: dict[str, Any]) -> Any:
     lines = []
     for key, value in answer["coefficients"].items():
         interval = answer["intervals"].get(key)
-        lines.append((key, f"{value:.5g}", f"{interval[0]:.5g} to {interval[1]:.5g}" if interval else "-"))
+        lines.append((key, coefficient(value), ends(interval)))
     return _table(("coefficient", "value", f"{answer['level']:.0%} interval"), lines)
 
 
@@ -52,12 +55,12 @@ def holdout_table(holdout: dict[str, Any]) -> Any:
             f"{holdout['size_axis']} to {split['trained_to']:.4g}",
             str(split["trained"]),
             str(split["tested"]),
-            _pct(split["mean_error_pct"]),
-            f"{split['bias_pct']:+.2f}%",
+            percent(split["mean_error_pct"]),
+            _signed(split["bias_pct"]),
             f"{split['inside_share']:.0%}",
-            "-" if split["half_width_pct"] is None else f"± {split['half_width_pct']:.2f}%",
-            _pct(split["carried_error_pct"]),
-            _pct(split["log_linear_error_pct"]),
+            f"± {percent(split['half_width_pct'])}",
+            percent(split["carried_error_pct"]),
+            percent(split["log_linear_error_pct"]),
         )
         for split in holdout["splits"]
     ]
@@ -70,8 +73,8 @@ def forms_table(comparison: Sequence[dict[str, Any]]) -> Any:
         (
             line["form"],
             line["expression"],
-            _pct(line["holdout_error_pct"]),
-            _pct(line["rms_residual_pct"]),
+            percent(line["holdout_error_pct"]),
+            percent(line["rms_residual_pct"]),
             "yes" if line["indistinguishable"] else "no",
         )
         for line in comparison
@@ -91,13 +94,13 @@ def _say_holdout(console: Any, answer: dict[str, Any]) -> None:
         lines = [
             (
                 item["what"],
-                f"{item['error_pct']:+.2f}%",
+                _signed(item["error_pct"]),
                 f"{item['z']:+.1f}",
                 *(f"{item['moves'].get(name, 0.0):+.2f}" for name in moved),
             )
             for item in pulls
         ]
-        console.print(_table(("run", "error", "in sd", *(f"moves {name}, se" for name in moved)), lines))
+        console.print(_table(("run", "error", "in sd", *pull_heads(moved)), lines))
 
 
 def _say_rates(rates: dict[str, Any] | None) -> None:
@@ -112,6 +115,11 @@ def _say_rates(rates: dict[str, Any] | None) -> None:
         print(f"note: {note}")
 
 
+def _signed(value: float | None) -> str:
+    """With the sign that the other columns of the terminal have."""
+    return signed_percent(value).replace(MINUS, "-")
+
+
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int = 1) -> Any:
     from rich.table import Table
 
@@ -121,7 +129,3 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], text_columns: i
     for line in lines:
         table.add_row(*line)
     return table
-
-
-def _pct(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}%"

@@ -40,13 +40,24 @@ def gather_pairs(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
 
 
 def pairs(words: Sequence[str], option: str, example: str) -> dict[str, str]:
-    """NAME=VALUE words as a dict. Raises BadInput for a word that is none."""
+    """NAME=VALUE words as a dict. Raises BadInput for a word that is none, and for a name with two values."""
     found = {}
+    for name, values in several(words, option, example).items():
+        if len(values) > 1:
+            raise BadInput(f"--{option} gives {name} both {values[0]} and {values[1]}: give one of them")
+        found[name] = values[0]
+    return found
+
+
+def several(words: Sequence[str], option: str, example: str) -> dict[str, list[str]]:
+    """As `pairs`, with every value that a name was given."""
+    found: dict[str, list[str]] = {}
     for word in words:
-        name, equals, value = word.partition("=")
+        name, equals, value = (part.strip() for part in word.partition("="))
         if not (name and equals and value):
-            raise BadInput(f"{option} is {word}: give NAME=VALUE, as in --{option} {example}")
-        found[name.strip()] = value.strip()
+            raise BadInput(f"--{option} is {word}: give NAME=VALUE, as in --{option} {example}")
+        if value not in found.setdefault(name, []):
+            found[name].append(value)
     return found
 
 
@@ -58,7 +69,7 @@ def numbers(words: Sequence[str], option: str, example: str) -> dict[str, float]
     for name, text in pairs(words, option, example).items():
         value = number(text)
         if value is None or not math.isfinite(value):
-            raise BadInput(f"{option} {name} is {text}: give a number, as in --{option} {example}")
+            raise BadInput(f"--{option} {name} is {text}: give a number, as in --{option} {example}")
         found[name] = value
     return found
 
@@ -70,9 +81,11 @@ def further_axes(words: Sequence[str]) -> dict[str, float]:
     found = {canonical(name): value for name, value in numbers(words, "at", "sync_every=100").items()}
     for name, value in found.items():
         if name in _OWN_OPTION:
-            raise BadInput(f"at is {name}={value:g}, which has its own option: give --{name} {value:g}")
+            raise BadInput(f"--at is {name}={value:g}, which has its own option: give --{name} {value:g}")
         if name in _NO_AXIS:
-            raise BadInput(f"at is {name}={value:g}, which is no axis of a law: give one such as sync_every=100")
+            raise BadInput(f"--at is {name}={value:g}, which is no axis of a law: give one such as sync_every=100")
+        if value <= 0:
+            raise BadInput(f"--at is {name}={value:g}, and an axis of a law is above 0: give such a number")
     return found
 
 
@@ -84,14 +97,27 @@ def open_law(name: str) -> Law:
     if name == PAPER:
         return paper_law()
     if not Path(name).is_file():
-        raise BadInput(f"law is {name}, which is no file: give one that `diloco fit --out` wrote, or {PAPER}")
+        raise BadInput(f"--law is {name}, which is no file: give one that `diloco fit --out` wrote, or {PAPER}")
     return load_law(name)
 
 
 def open_hyperparameters(name: str) -> HyperparameterLaws | None:
     from diloco.laws import load_hyperparameters
 
+    if name and not Path(name).is_file():
+        raise BadInput(
+            f"--hyperparameters is {name}, which is no file: give one that `diloco fit --hyperparameters` wrote"
+        )
     return load_hyperparameters(name) if name else None
+
+
+def checked_point(params: float | None, replicas: float, tokens: float | None) -> None:
+    """Refuses a question that no law has an answer to; None is what was left out. Raises BadInput."""
+    from diloco.laws.arguments import positive
+
+    for name, value in (("params", params), ("replicas", replicas), ("tokens", tokens)):
+        if value is not None:
+            positive(name, value)
 
 
 def unused_axes(law: Law, replicas: float, tokens: float | None, further: Mapping[str, float]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from diloco.cli.law_input import further_axes, gather_pairs, open_law
+from diloco.cli.law_input import checked_point, further_axes, gather_pairs, open_law
 from diloco.cli.options import Common, parse
 from diloco.cli.show import print_json
 from diloco.errors import BadInput
@@ -39,20 +39,23 @@ class NextRunsOptions(Common):
     def __post_init__(self) -> None:
         for name, example in (("law", "law.json"), ("budget", "1e21")):
             if getattr(self, name) in ("", None):
-                raise BadInput(f"{name} is missing: give it, as in --{name} {example}")
+                raise BadInput(f"--{name} is missing: give it, as in --{name} {example}")
 
 
 def run(arguments: list[str]) -> int:
     options = parse(NextRunsOptions, gather_pairs(arguments, ("--at",)), "next-runs")
     from diloco.laws import next_runs
+    from diloco.laws.arguments import speaking_flags
     from diloco.laws.design import flops_of
 
-    law = open_law(options.law)
-    target = _target(options, law)
-    points = _candidates(options.candidates, law) if options.candidates else None
-    chosen = next_runs(
-        law, options.budget, target, candidates=points, cost=lambda point: point.get("flops") or flops_of(point)
-    )
+    with speaking_flags():
+        checked_point(options.params, options.replicas, options.tokens)
+        law = open_law(options.law)
+        target = _target(options, law)
+        points = _candidates(options.candidates, law) if options.candidates else None
+        chosen = next_runs(
+            law, options.budget, target, candidates=points, cost=lambda point: point.get("flops") or flops_of(point)
+        )
     answer = {
         "law": law.id,
         "target": target,
@@ -79,8 +82,10 @@ def _target(options: NextRunsOptions, law: Law) -> dict[str, float]:
     known |= further_axes(options.at)
     for axis in law.form.axes:
         if known.get(axis) is None:
-            flag = f"--{axis} 10e9" if axis in ("params", "tokens") else f"--at {axis}=100"
-            raise BadInput(f"{axis} is missing: the law is {law.form.expression}; say where it is asked, as in {flag}")
+            flag, value = (f"--{axis}", " 10e9") if axis in ("params", "tokens") else (f"--at {axis}", "=100")
+            raise BadInput(
+                f"{flag} is missing: the law is {law.form.expression}; say where it is asked, as in {flag}{value}"
+            )
     return {axis: known[axis] for axis in law.form.axes}
 
 
@@ -93,13 +98,14 @@ def _candidates(path: str, law: Law) -> list[dict[str, float]]:
     for record, place in zip(*read_table(path), strict=True):
         cells = {canonical(header): cell for header, cell in record.items()}
         point = {name: number(cells.get(name)) for name in (*law.form.axes, "params", "tokens", "flops")}
-        for axis in law.form.axes:
-            if not 0 < (point[axis] or 0) < math.inf:
-                shown = f"is {cells[axis]!r}" if axis in cells else "is missing"
-                raise BadInput(f"candidates {path} {place}: {axis} {shown}: give a number above 0")
+        for axis, value in point.items():
+            given = cells.get(axis) is not None and str(cells[axis]).strip()
+            if (given or axis in law.form.axes) and not 0 < (value or 0) < math.inf:
+                shown = f"is '{cells[axis]}'" if given else "is missing"
+                raise BadInput(f"--candidates {path} {place}: {axis} {shown}: give a number above 0")
         if not (point["params"] or point["flops"]):
-            raise BadInput(f"candidates {path} {place} has neither params nor flops: say what the run costs")
-        points.append({name: value for name, value in point.items() if value and value > 0})
+            raise BadInput(f"--candidates {path} {place} has neither params nor flops: say what the run costs")
+        points.append({name: value for name, value in point.items() if value is not None})
     return points
 
 

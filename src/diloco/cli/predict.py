@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from diloco.cli.law_input import ARTICLE, PAPER, further_axes, gather_pairs, open_hyperparameters, open_law, unused_axes
+from diloco.cli.law_input import (
+    ARTICLE,
+    PAPER,
+    checked_point,
+    further_axes,
+    gather_pairs,
+    open_hyperparameters,
+    open_law,
+    unused_axes,
+)
 from diloco.cli.options import Common, parse
 from diloco.cli.show import print_json
 from diloco.errors import BadInput
@@ -17,8 +26,6 @@ if TYPE_CHECKING:
 _PUBLISHED = "paper:"
 _SETTINGS = ("inner_lr", "outer_lr", "batch_tokens", "tokens")
 _LOSS = ("loss", "loss_low", "loss_high")
-_MOST_PARAMS = 1e30
-"""Beyond it, no answer of any law is a number of use."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,10 @@ class PredictOptions(Common):
 
 def run(arguments: list[str]) -> int:
     options = parse(PredictOptions, gather_pairs(arguments, ("--at",)), "predict")
-    answer = predict(options)
+    from diloco.laws.arguments import speaking_flags
+
+    with speaking_flags():
+        answer = predict(options)
     print_json(answer) if options.json else print(summary(answer))
     return 0
 
@@ -56,6 +66,7 @@ def predict(options: PredictOptions) -> dict[str, Any]:
         BadInput: an unknown law, or a number that it needs and was not given.
     """
     further = further_axes(options.at)
+    checked_point(options.params, options.replicas, options.tokens)
     if options.law in (PAPER, ARTICLE) or options.law.startswith(_PUBLISHED):
         _refuse_for_published(options)
         return _published(options) if options.law.startswith(_PUBLISHED) else _by_rule(options)
@@ -116,7 +127,7 @@ def _published(options: PredictOptions) -> dict[str, Any]:
     known = published_law(options.law)
     if known.replicas is not None and known.replicas != options.replicas:
         raise BadInput(
-            f"replicas is {options.replicas:g} and law {options.law} is of {known.replicas}: give "
+            f"--replicas is {options.replicas:g} and law {options.law} is of {known.replicas}: give "
             f"--replicas {known.replicas}, or paper"
         )
     return {
@@ -135,16 +146,14 @@ def _published(options: PredictOptions) -> dict[str, Any]:
 
 def _refuse_for_published(options: PredictOptions) -> None:
     for name, value in (("at", options.at), ("hyperparameters", options.hyperparameters), ("level", options.level)):
-        if value:
+        if value not in ((), "", None):
             shown = " ".join(value) if isinstance(value, tuple) else value
-            raise BadInput(f"{name} is {shown} and law is {options.law}, which has no use for it: leave {name} out")
+            raise BadInput(f"--{name} is {shown} and law is {options.law}, which has no use for it: leave it out")
 
 
 def _params(options: PredictOptions) -> float:
     if options.params is None:
-        raise BadInput("params is missing: give the model's parameters, as in --params 10e9")
-    if not 0 < options.params <= _MOST_PARAMS:
-        raise BadInput(f"params {options.params} must be a number above 0 and at most {_MOST_PARAMS:g}")
+        raise BadInput("--params is missing: give the model's parameters, as in --params 10e9")
     return options.params
 
 

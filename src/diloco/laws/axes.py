@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 
 TOKENS_PER_PARAM = "tokens_per_param"
 """Derived where the rows have tokens and params."""
@@ -68,8 +69,11 @@ _NUMBER = re.compile(r"([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)([kmbt]?)", 
 
 
 def canonical(header: str) -> str:
-    """The name that laws use for a column: lower case, underscores, aliases replaced."""
-    name = re.sub(r"[\s/\-]+", "_", header.strip().lower())
+    """The name that laws use for a column: lower case, underscores, aliases replaced, and one of two look-alike signs.
+
+    The last as Python's parser does it, which reads the expressions: a micro sign and a Greek mu are the same name.
+    """
+    name = re.sub(r"[\s/\-]+", "_", unicodedata.normalize("NFKC", header.strip()).lower())
     return _CANONICAL.get(name, name)
 
 

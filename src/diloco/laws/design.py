@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import named, positive
 from diloco.laws.axes import TOKENS_PER_PARAM
 from diloco.laws.certify import levels
 from diloco.laws.law import Law
@@ -64,14 +66,20 @@ def next_runs(
     """
     if not (law.dof > 0 and law.noise > 0):
         raise BadInput(f"law {law.id} has no interval to narrow: fit it on more rows than coefficients")
+    positive("budget_flops", budget_flops, math.inf)
     law.predict(**target)
     points = [dict(point) for point in candidates] if candidates is not None else _between_rungs(law, target)
+    missing = [(number, axis) for number, point in enumerate(points, 1) for axis in law.form.axes if axis not in point]
+    if missing or not points:
+        lacking = f"number {missing[0][0]} has no {missing[0][1]}" if missing else "are none"
+        raise BadInput(f"{named('candidates')} {lacking}: give each of {', '.join(law.form.axes)} for every run")
     prices = np.array([cost(point) for point in points])
     if not (prices > 0).all():
         raise BadInput(f"a candidate costs {prices.min():g} FLOPs: give sizes that cost something")
     if not (prices <= budget_flops).any():
         raise BadInput(
-            f"budget {budget_flops:.3g} FLOPs buys no candidate, the cheapest costs {prices.min():.3g}: raise it"
+            f"{named('budget_flops', budget_flops)} FLOPs buys no candidate, the cheapest costs {prices.min():.3g}: "
+            "raise it"
         )
     columns = {axis: np.array([point[axis] for point in points]) for axis in law.form.axes}
     gradient_CP, goal_P = law.log_gradient(columns), law.log_gradient(target)[0]
@@ -103,7 +111,9 @@ def _half_width_pct(law: Law, goal_P: np.ndarray, covariance: np.ndarray, dof: f
 def _between_rungs(law: Law, target: Mapping[str, Any]) -> list[dict[str, float]]:
     """Every combination of each axis's levels, the middles between them, and the target's value."""
     if "params" not in law.form.axes:
-        raise BadInput(f"form {law.form.expression} has no params: say which runs are possible with candidates")
+        raise BadInput(
+            f"form {law.form.expression} has no params: say which runs are possible with {named('candidates')}"
+        )
     choices = {}
     for axis, values in law.runs.columns.items():
         found = levels(values)

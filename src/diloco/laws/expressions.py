@@ -9,18 +9,25 @@ other names are coefficients to fit.
 from __future__ import annotations
 
 import ast
+import keyword
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import named
 
 BEND = "bend"
 _LONGEST = 1000
-_NUMBERS = (1e-100, 1e100)
+NUMBERS = (1e-100, 1e100)
 """Sizes that a number in an expression may have, so that products of a few stay finite."""
 
 _EXPONENTS = 20.0
 """Sizes that a number in an exponent may have."""
+
+_KEYWORD = re.compile(rf"\b(?:{'|'.join(keyword.kwlist)})\b")
+_MARK = "column_"
+"""Before a keyword while Python reads it: `lambda` is a fine name for a column."""
 
 Piece = tuple[float, str, str]
 """coefficient * log(first axis) * second axis (or 1 where it is "")."""
@@ -45,27 +52,44 @@ def parse(expression: str, axes: Collection[str]) -> tuple[Term, ...]:
         BadInput: it is no such sum, saying which part is not and why.
     """
     if len(expression) > _LONGEST:
-        raise BadInput(f"form '{expression[:40]}...' is longer than {_LONGEST} characters: write a shorter sum")
+        raise BadInput(
+            f"{named('form', expression[:40] + '...')} is longer than {_LONGEST} characters: write a shorter sum"
+        )
     try:
-        tree = ast.parse(expression.replace("^", "**").strip(), mode="eval").body
+        tree = _syntax_tree(expression)
         parser = _Parser(expression, frozenset(axes))
         terms = tuple(parser.term(node) for node in parser.summands(tree))
     except SyntaxError as error:
-        raise BadInput(f"form '{expression}' cannot be read ({error.msg}): write it as A*params^a + floor") from error
+        raise BadInput(
+            f"{named('form', expression)} cannot be read ({error.msg}): write it as A*params^a + floor"
+        ) from error
     except (RecursionError, MemoryError) as error:
-        raise BadInput(f"form '{expression[:40]}...' is nested too deeply: write it as A*params^a + floor") from error
+        raise BadInput(
+            f"{named('form', expression[:40] + '...')} is nested too deeply: write it as A*params^a + floor"
+        ) from error
     amplitudes = [term.amplitude for term in terms if term.amplitude]
     exponents = {name for term in terms for name in term.exponents if name}
     twice = sorted({name for name in amplitudes if amplitudes.count(name) > 1 or name in exponents})
     if twice:
-        raise BadInput(f"form '{expression}' uses {twice[0]} in two roles: give each amplitude a name of its own")
+        raise BadInput(
+            f"{named('form', expression)} uses {twice[0]} in two roles: give each amplitude a name of its own"
+        )
     if not any(term.exponents or term.bend for term in terms):
-        raise BadInput(f"form '{expression}' has no axis: write it as A*params^a + floor")
+        raise BadInput(f"{named('form', expression)} has no axis: write it as A*params^a + floor")
     if sum(bool(term.bend) for term in terms) > 1:
-        raise BadInput(f"form '{expression}' has more than one bend: one axis of one term may have a break")
+        raise BadInput(f"{named('form', expression)} has more than one bend: one axis of one term may have a break")
     if not amplitudes:
-        raise BadInput(f"form '{expression}' has no amplitude to fit: write it as A*params^a")
+        raise BadInput(f"{named('form', expression)} has no amplitude to fit: write it as A*params^a")
     return terms
+
+
+def _syntax_tree(expression: str) -> ast.expr:
+    """Python's own reading of `expression`, with the language's keywords free to be names of columns."""
+    tree = ast.parse(_KEYWORD.sub(_MARK + r"\g<0>", expression.replace("^", "**")).strip(), mode="eval").body
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and keyword.iskeyword(node.id.removeprefix(_MARK)):
+            node.id = node.id.removeprefix(_MARK)
+    return tree
 
 
 class _Parser:
@@ -73,7 +97,7 @@ class _Parser:
         self.expression, self.axes = expression, axes
 
     def refuse(self, node: ast.AST, why: str) -> BadInput:
-        return BadInput(f"form '{self.expression}': '{ast.unparse(node).replace('**', '^')}' {why}")
+        return BadInput(f"{named('form', self.expression)}: '{ast.unparse(node).replace('**', '^')}' {why}")
 
     def summands(self, node: ast.expr) -> list[ast.expr]:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -85,8 +109,8 @@ class _Parser:
     def term(self, node: ast.expr) -> Term:
         term = Term()
         self.multiply(term, node, 1)
-        if not _NUMBERS[0] <= term.value <= _NUMBERS[1]:
-            raise self.refuse(node, f"has a factor outside {_NUMBERS[0]:g} to {_NUMBERS[1]:g}: change units")
+        if not NUMBERS[0] <= term.value <= NUMBERS[1]:
+            raise self.refuse(node, f"has a factor outside {NUMBERS[0]:g} to {NUMBERS[1]:g}: change units")
         return term
 
     def multiply(self, term: Term, node: ast.expr, sign: int) -> None:
@@ -96,7 +120,7 @@ class _Parser:
             self.multiply(term, node.right, sign if isinstance(node.op, ast.Mult) else -sign)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             self.power(term, self.axis(node.left), node.right, sign)
-        elif isinstance(node, ast.Constant) and _is_number(node.value) and node.value >= _NUMBERS[0]:
+        elif isinstance(node, ast.Constant) and _is_number(node.value) and node.value >= NUMBERS[0]:
             term.value *= float(node.value) ** sign
         elif isinstance(node, ast.Name) and node.id in self.axes:
             self.add(term, "", (float(sign), node.id, ""))
@@ -160,4 +184,4 @@ class _Parser:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value <= _NUMBERS[1]
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value <= NUMBERS[1]

@@ -12,9 +12,10 @@ import diloco
 from diloco.errors import BadInput
 from diloco.laws import axes as ax
 from diloco.laws import notes as say
+from diloco.laws.arguments import named, sane_level
 from diloco.laws.certify import certify
-from diloco.laws.forms import Form, resolve
-from diloco.laws.holdout import hold_out
+from diloco.laws.forms import GENERAL, Form, resolve
+from diloco.laws.holdout import hold_out, is_exact
 from diloco.laws.law import Law, Runs
 from diloco.laws.model import bind, limits
 from diloco.laws.problem import Problem, Solution
@@ -62,15 +63,17 @@ def fit_law(
     Raises:
         BadInput: rows that cannot be used, an unknown form, or fewer rows than coefficients.
     """
-    if not 0 < level < 1:
-        raise BadInput(f"level {level} must lie between 0 and 1: 0.95 is usual")
+    sane_level(level)
     if seed < 0:
-        raise BadInput(f"seed {seed} is below 0: give 0 or more")
+        raise BadInput(f"{named('seed', seed)} is below 0: give 0 or more")
     rows = read_rows(rows, target=target) if not isinstance(rows, Rows) else rows
+    if form in GENERAL and rows.gaps(["params"]):
+        rows.column("params")  # which refuses: without it, a law of the other axes would pass for one in size
     form = resolve(form, general_axes(rows, target), rows.headers | {name: name for name in rows.numbers})
     if target in form.axes:
         raise BadInput(
-            f"form '{form.expression}' has the target {target} as an axis, which would explain itself: take it out"
+            f"{named('form', form.expression)} has the target {target} as an axis, which would explain itself: take it "
+            "out"
         )
     columns = {axis: rows.column(axis) for axis in form.axes}
     problem = _problem(rows, form, columns, target, loss, delta, fixed or {}, use_loss_se)
@@ -120,7 +123,9 @@ def _problem(
     model = bind(form, columns, fixed)
     problem = Problem(model, y_N, weights, limits(model, y_N, fixed), loss, delta)
     if problem.free < 1:
-        raise BadInput(f"fixed gives every coefficient of {form.expression}: leave one out to fit")
+        raise BadInput(
+            f"{named('fixed', dict(fixed))} gives every coefficient of {form.expression}: leave one out to fit"
+        )
     if len(rows) <= problem.free:
         raise BadInput(
             f"{len(rows)} rows cannot determine the {problem.free} coefficients of {form.expression}: "
@@ -141,21 +146,26 @@ def general_axes(rows: Rows, target: str = ax.LOSS) -> list[str]:
 
 def _notes(rows: Rows, form: Form, certificate: Any, held: Any, solution: Solution, target: str) -> list[str]:
     residual_pct = {i: float(100 * np.expm1(-solution.residual_N[i])) for i in solution.outlier_z}
-    notes = say.column_notes(rows, form, _unexplained(rows, form, target))
-    notes += say.certificate_notes(certificate, form)
-    notes += say.outlier_notes(solution.outlier_z, residual_pct, rows)
-    notes += say.rival_note(solution.rival_rows, solution.outlier_z, rows)
-    if held:
+    exact = is_exact(solution.noise)
+    unknown = [name for name in _WATCHED if name not in form.axes and name != target]
+    notes = say.column_notes(rows, _unexplained(rows, form, unknown), rows.gaps(unknown))
+    notes += say.exact_notes(certificate) if exact else []
+    notes += say.certificate_notes(certificate, form, exact)
+    notes += say.outlier_notes(solution.outlier_z, residual_pct, rows, exact)
+    notes += [] if exact else say.rival_note(solution.rival_rows, solution.outlier_z, rows)
+    if held and held.impossible:
+        notes.append(say.no_holdout_note(held))
+    if held and not exact:
         surprising_z = t_quantile(1 - _SURPRISE / (2 * len(rows)), solution.dof - 1)
         notes += say.holdout_notes(held, set(solution.outlier_z), target, surprising_z)
     return notes
 
 
-def _unexplained(rows: Rows, form: Form, target: str) -> list[str]:
+def _unexplained(rows: Rows, form: Form, unknown: list[str]) -> list[str]:
     logs = [np.log(rows.column(axis)) for axis in form.axes]
     design = np.stack([np.ones(len(rows)), *logs], axis=1)
     found = []
-    for axis in rows.varying([name for name in _WATCHED if name not in form.axes and name != target]):
+    for axis in rows.varying(unknown):
         values = np.log(rows.column(axis))
         left = values - design @ np.linalg.lstsq(design, values, rcond=1e-10)[0]
         if left.var() > (1 - _EXPLAINED) * values.var():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import named
 from diloco.laws.axes import AXES, INPUTS, SIZE_AXES, TOKENS_PER_PARAM
 from diloco.laws.expressions import Term, parse
 
@@ -112,11 +115,15 @@ def _exponent_name(index: int) -> str:
 
 
 def _table() -> dict[str, Form]:
+    """The named forms. All but one fit the same whatever the units: `coupled-floor` has replicas in the exponent of
+    params, so that params counted in millions are another law than params counted in ones."""
     falls = {"alpha": _FALLS, "beta": _FALLS}
-    chinchilla = "arXiv:2203.15556 eq. 2"
+    chinchilla, paper = "arXiv:2203.15556 eq. 2", "arXiv:2503.09799 Table 13"
     rows = (
-        Form("coupled-floor", "A*params^(a + b*replicas) + floor", {}, "arXiv:2503.09799 Table 13 row 3"),
-        Form("sum-floor", "A*params^a + B*replicas^b + floor", {}, "arXiv:2503.09799 Table 13 row 4"),
+        Form(
+            "coupled-floor", "A*params^(a + b*replicas) + floor", {}, f"{paper} row 3; depends on the units of params"
+        ),
+        Form("sum-floor", "A*params^a + B*replicas^b + floor", {}, f"{paper} row 4"),
         Form("article", "alpha*params^-beta*replicas^-gamma + L_inf", {}, "the article's law, its own sign convention"),
         Form("chinchilla", "A*params^-alpha + B*tokens^-beta + E", falls, chinchilla),
         Form("tied", "A*params^-alpha + B*tokens^-alpha + E", falls, f"{chinchilla} with one exponent"),
@@ -146,6 +153,12 @@ def names() -> list[str]:
     return [*GENERAL, *FORMS]
 
 
+def _nearest(word: str) -> str:
+    near = difflib.get_close_matches(word.lower(), names(), n=3, cutoff=0.5)
+    others = ", ".join(name for name in names() if name not in near)
+    return f"the nearest are {', '.join(near)}, others {others}" if near else f"use one of {others}"
+
+
 def resolve(form: str | Form, varying: Sequence[str], columns: Mapping[str, str] | Collection[str] = ()) -> Form:
     """A form by name, from an expression, or as it is.
 
@@ -162,11 +175,14 @@ def resolve(form: str | Form, varying: Sequence[str], columns: Mapping[str, str]
         return FORMS[form]
     if form in GENERAL:
         if not varying:
-            raise BadInput(f"form '{form}' needs an axis that varies: none of {', '.join(INPUTS)} does in these rows")
+            raise BadInput(
+                f"{named('form', form)} needs an axis that varies: none of {', '.join(INPUTS)} does in these rows"
+            )
         return power(varying, floor=form == "power-floor")
     if not any(mark in form for mark in "*^+/ "):
-        raise BadInput(f"form '{form}' is not known: use one of {', '.join(names())} or an expression over columns")
+        raise BadInput(f"{named('form', form)} is not known: {_nearest(form)}, or an expression over columns")
     aliases = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+    form = unicodedata.normalize("NFKC", form)
     parsed = Form("expression", form, columns=tuple({*AXES, *aliases, *aliases.values()}))
     for axis in parsed.axes:
         if aliases.get(axis, axis) != axis:

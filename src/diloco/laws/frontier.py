@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import positive
 from diloco.laws.axes import TOKENS_PER_PARAM
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ def optimal(law: Law, flops: float, flops_per_param_token: float = 6.0, **fixed:
     """
     if "params" not in law.form.axes or not {"tokens", TOKENS_PER_PARAM} & set(law.form.axes):
         raise BadInput(f"form {law.form.expression} has no optimum at a budget: it needs params and tokens both")
+    for name, value in (("flops", flops), ("flops_per_param_token", flops_per_param_token)):
+        positive(name, value, math.inf)
     budget = flops / flops_per_param_token
 
     def along(log_params: np.ndarray) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diloco.laws.certify import levels
-from diloco.laws.problem import Problem, Solution
+from diloco.laws.problem import Problem, Solution, covariance_of
 from diloco.laws.quantile import t_quantile
 from diloco.laws.robust import fit_problem
 
@@ -20,6 +20,9 @@ _LEAST_LEVELS = 3
 """Sizes that a law trained on fewer of them cannot extrapolate from."""
 
 _SHOWN = 10
+
+EXACT_NOISE = 1e-7
+"""Log residuals that are rounding: of numbers written with seven digits, or computed in single precision."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Influence:
     z: float
     """That error in standard deviations of a new run."""
     moves: dict[str, float]
-    """Exponent -> how far it moves, in its standard errors."""
+    """Exponent, under its axis's name and with its real sign -> how far it moves, in its standard errors."""
 
     @property
     def largest_move(self) -> float:
@@ -74,6 +77,11 @@ class HoldOut:
     def error_pct(self) -> float:
         """Mean over the splits of their mean error: what forms are compared by. NaN without a split."""
         return float(np.mean([split.mean_error_pct for split in self.splits])) if self.splits else float("nan")
+
+
+def is_exact(noise: float) -> bool:
+    """Whether a law fits its rows to rounding."""
+    return noise < EXACT_NOISE
 
 
 def hold_out(
@@ -123,7 +131,7 @@ def _split(problem: Problem, columns: Mapping[str, np.ndarray], train: np.ndarra
         tested=len(test),
         mean_error_pct=_mean_pct(error),
         bias_pct=float(100 * np.expm1(error).mean()),
-        inside_share=float((np.abs(error) <= half).mean()),
+        inside_share=float((np.abs(error) <= np.maximum(half, EXACT_NOISE)).mean()),
         half_width_pct=float(100 * np.expm1(half).mean()),
         carried_error_pct=_mean_pct(carried - problem.y_N[test]),
         log_linear_error_pct=_mean_pct(linear - problem.y_N[test]),
@@ -131,7 +139,8 @@ def _split(problem: Problem, columns: Mapping[str, np.ndarray], train: np.ndarra
 
 
 def _mean_pct(log_error: np.ndarray) -> float:
-    return float(100 * np.abs(np.expm1(log_error)).mean())
+    with np.errstate(over="ignore"):
+        return float(100 * np.abs(np.expm1(log_error)).mean())
 
 
 def _carried(problem: Problem, logs_NA: np.ndarray, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -152,22 +161,27 @@ def _log_linear(problem: Problem, logs_NA: np.ndarray, train: np.ndarray, test: 
 def influence(problem: Problem, solution: Solution, size_N: np.ndarray, labels: list[str]) -> tuple[Influence, ...]:
     """The strongest pulls of single runs, then of whole sizes; runs left out of the fit come first with their z."""
     _, jacobian = problem.model.tangent(solution.theta_P[None])
-    if not solution.dof > 1 or not solution.noise > 0:
+    if not solution.dof > 1 or is_exact(solution.noise):
         return ()
     pull = _Pull(problem, solution, jacobian[0])
     runs = [pull.of(labels[i], np.array([i])) for i in pull.candidates(_SHOWN)]
     found = levels(size_N)
     axis = problem.model.form.size_axis
+    groups = {value: np.flatnonzero(np.abs(np.log(size_N / value)) < 1e-6) for value in found}
     sizes = [
-        pull.of(f"all runs at {axis} {value:.4g}", np.flatnonzero(np.abs(np.log(size_N / value)) < 1e-6))
-        for value in (found if 2 < found.size <= _MOST_LEVELS else ())
+        pull.of(f"all runs at {axis} {value:.4g}", rows)
+        for value, rows in (groups.items() if 2 < found.size <= _MOST_LEVELS else ())
+        if len(rows) > 1
     ]
     ordered = sorted(runs, key=lambda item: -abs(item.z)) + sorted(sizes, key=lambda item: -item.largest_move)
     return tuple(item for item in ordered if item.what)
 
 
 class _Pull:
-    """Deletion at the optimum: with C the covariance over noise^2, theta moves by C J_g^T (I - H_gg)^-1 W r_g."""
+    """Deletion at the optimum: with C = (J^T W J)^-1, theta moves by C J_g^T (I - H_gg)^-1 W r_g.
+
+    Not the solution's own covariance, which is wider where another reading of the runs is held open.
+    """
 
     def __init__(self, problem: Problem, solution: Solution, jacobian_NP: np.ndarray) -> None:
         self.problem, self.solution = problem, solution
@@ -175,7 +189,8 @@ class _Pull:
         self.scaled_NP = jacobian_NP * root[:, None]
         self.residual_N = solution.residual_N * root
         self.jacobian_NP = jacobian_NP
-        self.c_PP = solution.covariance_PP / solution.noise**2
+        weights = solution.weights_N
+        self.c_PP = covariance_of(problem.model, jacobian_NP, weights, solution.theta_P, problem.bounds)
         self.leverage_N = np.einsum("np,pq,nq->n", self.scaled_NP, self.c_PP, self.scaled_NP)
 
     def candidates(self, count: int) -> list[int]:
@@ -198,11 +213,11 @@ class _Pull:
         se = np.sqrt(np.diag(solution.covariance_PP))
         model = self.problem.model
         moves = {
-            name: float(move_P[i] / se[i])
-            for i, name in enumerate(model.names)
-            if name in model.form.exponents and se[i] > 0
+            key: float(sign * move_P[i] / se[i])
+            for key, ((name, sign), *_) in model.form.coefficient_keys().items()
+            if name in model.form.exponents and se[i := model.names.index(name)] > 0
         }
         z = solution.outlier_z.get(int(rows[0])) if len(rows) == 1 else None
-        z = z * np.sign(error_N[0]) if z is not None else error_N[worst] / max(spread[worst], 1e-300)
+        z = z * np.sign(error_N[0]) if z is not None else error_N[worst] / max(spread[worst], EXACT_NOISE)
         index = int(rows[0]) if len(rows) == 1 else None
         return Influence(what, index, float(100 * np.expm1(error_N[worst])), float(z), moves)

@@ -21,6 +21,7 @@ from diloco.laws.fit import fit_law
 from diloco.laws.forms import power
 from diloco.laws.law import Law
 from diloco.laws.rows import Rows, read_rows
+from diloco.laws.strict import build, refuse_difference, typed
 
 QUANTITIES = ("inner_lr", "batch_tokens")
 KIND = "diloco-hyperparameters"
@@ -40,6 +41,8 @@ class BestRun:
     outer_lr: float | None
     loss: float
     runs: int
+    label: str
+    """Where the best run stands in the rows."""
     notes: tuple[str, ...]
 
 
@@ -71,23 +74,28 @@ class HyperparameterLaws:
         nearest = min(self.outer_lr, key=lambda known: abs(np.log(known / replicas)), default=None)
         return found | {"outer_lr": self.outer_lr[nearest] if nearest is not None else None}
 
+    def best_runs(self) -> Rows:
+        """Each sweep's best run with its loss, to fit a law of the tuned loss to."""
+        return _rows(self.optima, "loss")
+
     def save(self, path: str | Path) -> None:
         """One JSON file, atomically."""
-        lawfile.write_json(
-            path,
-            {
-                "kind": KIND,
-                "version": lawfile.VERSION,
-                "optima": [vars(best) | {"notes": list(best.notes)} for best in self.optima],
-                "joint": {quantity: lawfile.to_json(law) for quantity, law in self.joint.items()},
-                "independent": {
-                    quantity: [[replicas, lawfile.to_json(law)] for replicas, law in laws.items()]
-                    for quantity, laws in self.independent.items()
-                },
-                "outer_lr": [list(pair) for pair in self.outer_lr.items()],
-                "notes": list(self.notes),
+        lawfile.write_json(path, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """What the file holds."""
+        return {
+            "kind": KIND,
+            "version": lawfile.VERSION,
+            "optima": [vars(best) | {"notes": list(best.notes)} for best in self.optima],
+            "joint": {quantity: lawfile.to_json(law) for quantity, law in self.joint.items()},
+            "independent": {
+                quantity: [[replicas, lawfile.to_json(law)] for replicas, law in laws.items()]
+                for quantity, laws in self.independent.items()
             },
-        )
+            "outer_lr": [list(pair) for pair in self.outer_lr.items()],
+            "notes": list(self.notes),
+        }
 
 
 def load_hyperparameters(path: str | Path) -> HyperparameterLaws:
@@ -95,17 +103,34 @@ def load_hyperparameters(path: str | Path) -> HyperparameterLaws:
     record = lawfile.read_json(path)
     if record.get("kind") != KIND or record.get("version") != lawfile.VERSION:
         raise BadInput(f"{path} holds no hyperparameter laws of version {lawfile.VERSION}: fit them again")
-    with lawfile.told_as_damage(path):
-        return HyperparameterLaws(
-            optima=tuple(BestRun(**best | {"notes": tuple(best["notes"])}) for best in record["optima"]),
+    with lawfile.told_as_damage(path), lawfile.unchanged(record):
+        laws = HyperparameterLaws(
+            optima=tuple(build(BestRun, best, "rates.optima") for best in record["optima"]),
             joint={quantity: lawfile.from_json(law) for quantity, law in record["joint"].items()},
             independent={
                 quantity: {replicas: lawfile.from_json(law) for replicas, law in laws}
                 for quantity, laws in record["independent"].items()
             },
             outer_lr=dict(map(tuple, record["outer_lr"])),
-            notes=tuple(record["notes"]),
+            notes=typed(record["notes"], tuple[str, ...], "rates.notes"),
         )
+        refuse_difference(record, laws.to_json(), "rates")
+        _check(laws)
+        return laws
+
+
+def _check(laws: HyperparameterLaws) -> None:
+    """Raises BadInput for what no fit writes."""
+    if wrong := sorted({*laws.joint, *laws.independent} - set(QUANTITIES)):
+        raise BadInput(f"{wrong[0]} is none of {', '.join(QUANTITIES)}")
+    for quantity, found in laws.independent.items():
+        for law in (*found.values(), *([laws.joint[quantity]] if quantity in laws.joint else [])):
+            if law.target != quantity:
+                raise BadInput(f"the law of {quantity} has the target {law.target}")
+    numbers = [*laws.outer_lr, *laws.outer_lr.values()]
+    numbers += [value for best in laws.optima for value in (best.params, best.replicas, best.loss)]
+    if not all(0 < value < np.inf for value in numbers):
+        raise BadInput("outer_lr or optima hold a number that is not above 0")
 
 
 def fit_hyperparameters(rows: Any) -> HyperparameterLaws:
@@ -140,9 +165,14 @@ def _law(optima: Sequence[BestRun], quantity: str, axes: list[str]) -> Law | Non
     """Ordinary least squares on logs; None where a coefficient would have no run to spare."""
     if len(optima) <= len(axes) + 1 or len({best.params for best in optima}) < 2:
         return None
+    return fit_law(_rows(optima, quantity), power(axes, floor=False), target=quantity, loss="mse", holdout=False)
+
+
+def _rows(optima: Sequence[BestRun], quantity: str) -> Rows:
+    """One row a sweep, which keeps the name that its best run has in the sweep's own rows."""
     names = ("params", "replicas", quantity)
-    columns = {name: [getattr(best, name) for best in optima] for name in names}
-    return fit_law(columns, power(axes, floor=False), target=quantity, loss="mse", holdout=False)
+    numbers = {name: np.array([getattr(best, name) for best in optima], dtype=float) for name in names}
+    return Rows(numbers, {}, tuple(best.label for best in optima))
 
 
 def _optimum(rows: Rows) -> BestRun:
@@ -162,6 +192,7 @@ def _optimum(rows: Rows) -> BestRun:
         outer_lr=float(outer[best]) if outer is not None else None,
         loss=float(loss[best]),
         runs=len(rows),
+        label=rows.label(best),
         notes=tuple(notes),
     )
 

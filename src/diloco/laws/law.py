@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import positive, sane_level
 from diloco.laws.axes import TOKENS_PER_PARAM
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
-from diloco.laws.holdout import HoldOut
+from diloco.laws.holdout import HoldOut, is_exact
 from diloco.laws.model import Model, bind
 from diloco.laws.prediction import Curve, Prediction, extrapolations
 from diloco.laws.quantile import t_quantile
@@ -72,6 +73,11 @@ class Law:
         text = f"{self.form.expression}|{self.target}|{self.data_hash}|{[f'{value:.5g}' for value in self.natural_P]}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    @property
+    def exact(self) -> bool:
+        """Whether the law fits its runs to rounding, as computed numbers do and measured ones don't."""
+        return is_exact(self.noise)
+
     @cached_property
     def natural_P(self) -> np.ndarray:
         return self.model.natural(self.theta_P)
@@ -109,7 +115,8 @@ class Law:
                 points = np.maximum(np.exp(value) + np.array([0.0, -half, half]), 0.0)
             else:
                 points = value + np.array([0.0, -half, half])
-                points = np.exp(points) if i < self.model.terms else points
+                with np.errstate(over="ignore"):
+                    points = np.exp(points) if i < self.model.terms else points
             found[name] = (float(points[0]), *(float(x) if known else np.nan for x in points[1:]))
         return found
 
@@ -131,7 +138,7 @@ class Law:
         log_value, jacobian = self.model.at(points).tangent(self.theta_P[None])
         spread = np.einsum("np,pq,nq->n", jacobian[0], self.covariance_PP, jacobian[0])
         curve, new = self.t * np.sqrt(spread), self.t * np.sqrt(spread + self.noise**2)
-        ends = (0 * curve, -curve, curve, -new, new)
+        ends = (np.zeros_like(curve), -curve, curve, -new, new)
         return Curve(*(np.exp(log_value[0] + end).reshape(shape) for end in ends))
 
     def log_gradient(self, columns: Mapping[str, Any]) -> np.ndarray:
@@ -181,15 +188,15 @@ class Law:
         if missing:
             raise BadInput(f"this law needs {', '.join(missing)} too: it is {self.form.expression}")
         for axis in self.form.axes:
-            if not np.all(np.isfinite(given[axis]) & (given[axis] > 0)):
-                raise BadInput(f"{axis} {columns[axis]} must be a number above 0")
+            usable = np.isfinite(given[axis]) & (given[axis] > 0)
+            if not np.all(usable):
+                positive(axis, float(given[axis][~usable].ravel()[0]), np.inf)
         arrays = np.broadcast_arrays(*(given[axis] for axis in self.form.axes))
         return {axis: array.ravel() for axis, array in zip(self.form.axes, arrays, strict=True)}, arrays[0].shape
 
     def at_level(self, level: float) -> Law:
         """The same law with intervals at another level."""
-        if not 0 < level < 1:
-            raise BadInput(f"level {level} must lie between 0 and 1: 0.95 is usual")
+        sane_level(level)
         others = tuple(other.at_level(level) for other in self.alternatives)
         return replace(self, level=level, t=t_quantile((1 + level) / 2, self.dof), alternatives=others)
 

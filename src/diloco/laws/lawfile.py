@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,20 +15,31 @@ from typing import Any
 import numpy as np
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import LEVELS
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
-from diloco.laws.holdout import HoldOut, Influence, Split
+from diloco.laws.holdout import HoldOut
 from diloco.laws.law import Law, Runs, unfitted_model
+from diloco.laws.problem import LOSSES
+from diloco.laws.quantile import t_within
+from diloco.laws.strict import build, refuse_difference, typed
 
 KIND, VERSION = "diloco-law", 1
+_CHECKSUM = "checksum"
 _NOT_A_NUMBER = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _DAMAGE = (
     *(ValueError, KeyError, TypeError, IndexError, AttributeError, StopIteration, OverflowError, RecursionError),
     np.linalg.LinAlgError,
 )
-_FIXED_TOLERANCE = 1e-6
-"""Relative, between a coefficient that was given and the one in theta."""
+_TOLERANCE = 1e-6
+"""Relative, between numbers of a file that follow from each other by arithmetic that may round."""
 
+_LEVEL_TOLERANCE = 1e-3
+_SETTINGS = {"loss": str, "delta": float, "fixed": dict[str, float], "use_loss_se": bool, "seed": int}
+_PLAIN = {
+    **{"target": str, "noise": float, "dof": float, "level": float, "t": float, "notes": tuple[str, ...]},
+    **{"data_hash": str, "versions": dict[str, str]},
+}
 
 _MOST_NOISE = 1e3
 """Standard deviation of a logarithm that no runs have: e^1000 is no number."""
@@ -45,8 +58,9 @@ def load(path: str | Path) -> Law:
     """
     record = read_json(path)
     if record.get("kind") != KIND or record.get("version") != VERSION:
-        raise BadInput(f"{path} is no law of version {VERSION}: make one with `diloco fit`")
-    with told_as_damage(path):
+        held = f"{record.get('kind', 'no kind')}, version {record.get('version', 'unknown')}"
+        raise BadInput(f"{path} is no law of version {VERSION} ({held}): name a file that `diloco fit --out` wrote")
+    with told_as_damage(path), unchanged(record):
         return from_json(record)
 
 
@@ -99,74 +113,113 @@ def to_json(law: Law) -> dict[str, Any]:
 
 
 def from_json(record: dict[str, Any]) -> Law:
+    """The law of a record that `to_json` wrote.
+
+    Raises:
+        BadInput: a part of it is missing, unknown, of another type, or not what follows from the others.
+    """
     described, ran = record["form"], record["runs"]
     bounds = {name: tuple(bound) for name, bound in described["bounds"].items()}
-    form = Form(described["name"], described["expression"], bounds, described["source"], tuple(described["columns"]))
-    columns = {axis: np.array(values, dtype=float) for axis, values in ran["columns"].items()}
+    columns = typed(described["columns"], tuple[str, ...], "law.form.columns")
+    words = (typed(described[key], str, f"law.form.{key}") for key in ("name", "expression", "source"))
+    name, expression, source = words
+    form = Form(name, expression, bounds, source, columns)
+    axes = {axis: np.array(values, dtype=float) for axis, values in ran["columns"].items()}
     series = (np.array(ran[name], dtype=float) for name in ("target", "fitted", "weight"))
-    runs = Runs(tuple(ran["labels"]), columns, *series)
-    certificate = record["certificate"] | {"at_bound": tuple(record["certificate"]["at_bound"])}
+    runs = Runs(typed(ran["labels"], tuple[str, ...], "law.runs.labels"), axes, *series)
+    _check_runs(runs)
+    settings = {key: typed(record["settings"][key], hint, f"law.settings.{key}") for key, hint in _SETTINGS.items()}
+    plain = {key: typed(record[key], hint, f"law.{key}") for key, hint in _PLAIN.items()}
     law = Law(
         form=form,
-        target=record["target"],
-        model=unfitted_model(form, runs, record["settings"]["fixed"]),
+        model=unfitted_model(form, runs, settings["fixed"]),
         theta_P=np.array(record["theta"], dtype=float),
         covariance_PP=np.array(record["covariance"], dtype=float),
-        noise=float(record["noise"]),
-        dof=float(record["dof"]),
-        level=record["level"],
-        t=float(record["t"]),
         runs=runs,
-        certificate=Certificate(**certificate),
+        certificate=build(Certificate, record["certificate"], "law.certificate"),
         holdout=_holdout(record["holdout"]),
-        notes=tuple(record["notes"]),
-        data_hash=record["data_hash"],
-        settings=record["settings"],
-        versions=record["versions"],
+        settings=settings,
         alternatives=tuple(from_json(other) for other in record["alternatives"]),
+        **plain,
     )
     _check(law)
+    refuse_difference(record, to_json(law), "law")
     return law
 
 
 def _check(law: Law) -> None:
     """Raises BadInput for a field that no fit writes."""
     count, known = len(law.model.names), law.dof > 0
-    diagonal = np.diag(law.covariance_PP) if law.covariance_PP.shape == (count, count) else np.full(count, -1.0)
-    lengths = {len(law.runs.labels), *(values.size for values in _series(law.runs))}
     wrong = {
-        "form": not isinstance(law.form.name, str),
-        "target": not isinstance(law.target, str) or law.target in law.form.axes,
-        "level": not 0 < law.level < 1,
-        "dof": not (known or (law.dof == law.dof and bool(np.all(np.isnan(diagonal))))),
+        "target": law.target in law.form.axes,
+        "level": not LEVELS[0] <= law.level <= LEVELS[1],
         "noise": not (0 <= law.noise <= _MOST_NOISE or (not known and np.isnan(law.noise))),
-        "t": not (law.t >= 0 or (not known and np.isnan(law.t))),
+        "t": not (abs(t_within(law.t, law.dof) - law.level) < _LEVEL_TOLERANCE if law.dof >= 1 else law.t > 0),
+        "data_hash": not re.fullmatch("[0-9a-f]{64}", law.data_hash),
         "theta": law.theta_P.shape != (count,) or not bool(np.all(np.isfinite(law.theta_P))),
-        "covariance": bool(np.any(diagonal < 0)) or (known and not bool(np.all(np.isfinite(law.covariance_PP)))),
-        "runs": len(lengths) > 1 or not all(bool(np.all(values > 0)) for values in law.runs.columns.values()),
+        "covariance": law.covariance_PP.shape != (count, count) or not _is_covariance(law.covariance_PP, known),
+        "settings": law.settings["loss"] not in LOSSES or law.settings["delta"] <= 0 or law.settings["seed"] < 0,
     }
     for name, is_wrong in wrong.items():
         if is_wrong:
             raise BadInput(f"{name} is not what a fit of {law.form.expression} writes")
     for name, value in law.settings["fixed"].items():
-        if not np.isclose(law.parameters[name], value, rtol=_FIXED_TOLERANCE, atol=0.0 if value else 1e-12):
+        if not np.isclose(law.parameters[name], value, rtol=_TOLERANCE, atol=0.0 if value else 1e-12):
             raise BadInput(f"fixed {name} is {value} and theta has {law.parameters[name]:.6g}")
+    value = law.curve(law.runs.columns).value
+    if not np.allclose(value, law.runs.fitted, rtol=_TOLERANCE, atol=0.0):
+        row = int(np.argmax(np.abs(value / law.runs.fitted - 1)))
+        raise BadInput(f"runs.fitted[{row}] is {law.runs.fitted[row]:.6g} and theta gives {value[row]:.6g}")
 
 
-def _series(runs: Runs) -> list[np.ndarray]:
-    return [*runs.columns.values(), runs.target, runs.fitted, runs.weight]
+def _check_runs(runs: Runs) -> None:
+    """Raises BadInput for columns of different lengths, or numbers that no run has."""
+    series = runs.columns | {"target": runs.target, "fitted": runs.fitted, "weight": runs.weight}
+    for name, values in series.items():
+        usable = (values < np.inf) & ((values >= 0) if name == "weight" else (values > 0))
+        if values.shape != (len(runs.labels),) or not np.all(usable):
+            raise BadInput(f"runs: {name} is not a number above 0 for each of {len(runs.labels)} labels")
 
 
-def _holdout(record: dict[str, Any] | None) -> HoldOut | None:
-    if record is None:
-        return None
-    splits = tuple(Split(**split) for split in record["splits"])
-    influence = tuple(Influence(**item) for item in record["influence"])
-    return HoldOut(record["size_axis"], splits, influence, record["impossible"])
+def _is_covariance(covariance_PP: np.ndarray, known: bool) -> bool:
+    """Symmetric, and no direction of negative variance; NaN throughout where nothing is known of the noise."""
+    if not known:
+        return bool(np.all(np.isnan(covariance_PP)))
+    variance = np.diag(covariance_PP)
+    if not np.all(np.isfinite(covariance_PP)) or np.any(variance < 0):
+        return False
+    root = np.sqrt(np.where(variance > 0, variance, 1.0))
+    scaled = covariance_PP / np.outer(root, root)
+    symmetric = np.allclose(scaled, scaled.T, rtol=0.0, atol=_TOLERANCE)
+    return bool(symmetric and np.linalg.eigvalsh(scaled)[0] > -_TOLERANCE)
+
+
+def _holdout(record: Any) -> HoldOut | None:
+    return None if record is None else build(HoldOut, record, "law.holdout")
+
+
+@contextmanager
+def unchanged(record: dict[str, Any]) -> Iterator[None]:
+    """Takes the checksum out of a record that was read, and holds it against the record after all else was checked.
+
+    Raises:
+        BadInput: the content is not what was written, in a place that follows from no other.
+    """
+    given = record.pop(_CHECKSUM, None)
+    yield
+    if given is None:
+        raise BadInput(f"it has no {_CHECKSUM}")
+    if given != _checksum(record):
+        raise BadInput(f"its {_CHECKSUM} is not that of its content, which was changed after it was written")
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(_plain(record), sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: str | Path, record: dict[str, Any]) -> None:
-    """One strict JSON object, atomically; NaN and infinities are written as {"number": "nan"}."""
+    """One strict JSON object with its checksum, atomically; NaN and infinities are written as {"number": "nan"}."""
+    record = record | {_CHECKSUM: _checksum(record)}
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import named
+from diloco.laws.expressions import NUMBERS
 from diloco.laws.forms import BEND_PARAMETERS, EXPONENT_LIMIT, Form
 
 AMPLITUDE_RANGE = (-40.0, 60.0)
@@ -171,13 +173,14 @@ def limits(model: Model, y_N: np.ndarray, pinned: Mapping[str, float]) -> tuple[
     """Lower and upper bounds (p,) of theta; equal where a value is pinned.
 
     Raises:
-        BadInput: `pinned` names no coefficient, or an amplitude that is not above 0.
+        BadInput: `pinned` names no coefficient, or gives one a value that it cannot have.
     """
     form, count = model.form, model.terms
     unknown = sorted(set(pinned) - set(form.parameters))
     if unknown:
         raise BadInput(
-            f"fixed {unknown[0]}={pinned[unknown[0]]}: the form's coefficients are {', '.join(form.parameters)}"
+            f"{named('fixed', {unknown[0]: pinned[unknown[0]]})}: the form's coefficients are "
+            f"{', '.join(form.parameters)}"
         )
     lower, upper = np.full(len(model.names), -EXPONENT_LIMIT), np.full(len(model.names), EXPONENT_LIMIT)
     lower[:count], upper[:count] = y_N.mean() + AMPLITUDE_RANGE[0], y_N.mean() + AMPLITUDE_RANGE[1]
@@ -192,8 +195,23 @@ def limits(model: Model, y_N: np.ndarray, pinned: Mapping[str, float]) -> tuple[
     for name, value in pinned.items():
         i = model.names.index(name)
         if i < count and value <= 0:
-            raise BadInput(f"fixed {name}={value}: an amplitude is above 0; leave the term out of the form instead")
+            raise BadInput(
+                f"{named('fixed', {name: value})}: an amplitude is above 0; leave the term out of the form instead"
+            )
+        least, most = _fixable(model, i, y_N, (lower[i], upper[i]))
+        if not least <= value <= most:
+            raise BadInput(f"{named('fixed', {name: value})} lies outside {least:.4g} to {most:.4g}: give one inside")
         lower[i] = upper[i] = (
             np.log(value) if i < count else value - (model.u_center if name == BEND_PARAMETERS[1] else 0)
         )
     return lower, upper
+
+
+def _fixable(model: Model, index: int, y_N: np.ndarray, bounds: tuple[float, float]) -> tuple[float, float]:
+    """Least and most that a coefficient may be given as: no floor above every run, no number that ends beyond any."""
+    if index == model.form.floor:
+        return NUMBERS[0], float(np.exp(y_N.max()))
+    if index < model.terms:
+        return NUMBERS
+    shift = model.u_center if model.names[index] == BEND_PARAMETERS[1] else 0.0
+    return bounds[0] + shift, bounds[1] + shift

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
+from diloco.laws.arguments import named
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
 from diloco.laws.holdout import HoldOut
@@ -13,9 +18,23 @@ _ILL_CONDITIONED = 1e4
 _FEW_AGREE = 0.25
 _FEW_DOF = 3
 _INFLUENTIAL = 1.0
+_WORSE = 1.02
+"""Factor over a baseline's error from which on a form does worse: under it, the same law was fitted by other means."""
+
+_MANY_DEVIATIONS = 100
+_MOST_PCT = 1000.0
 
 
-def certificate_notes(certificate: Certificate, form: Form) -> list[str]:
+def exact_notes(certificate: Certificate) -> list[str]:
+    """For rows that a law fits to rounding, of whose noise nothing can be said."""
+    return [
+        f"the {certificate.rows - certificate.rows_left_out} runs fit this law exactly, as numbers computed from a "
+        f"formula do and measured ones do not: intervals and standard deviations say nothing about real runs"
+    ]
+
+
+def certificate_notes(certificate: Certificate, form: Form, exact: bool = False) -> list[str]:
+    """`exact`: the law fits to rounding, so that no other optimum can be better and the noise needs no runs."""
     notes = []
     for axis, count in certificate.levels.items():
         if count < _FEW_LEVELS:
@@ -38,14 +57,14 @@ def certificate_notes(certificate: Certificate, form: Form) -> list[str]:
             f"the fit is ill-conditioned ({certificate.condition:.1e}): coefficients trade off against each other, so "
             f"read predictions inside the runs' range, not single coefficients"
         )
-    if certificate.agree_share < _FEW_AGREE:
+    if certificate.agree_share < _FEW_AGREE and not exact:
         notes.append(
             f"only {certificate.agree_share:.0%} of {certificate.starts} random starts end at this optimum: the best "
             f"found may not be the best there is"
         )
-    if not certificate.converged:
+    if not certificate.converged and not exact:
         notes.append("the solver stopped before it converged: take the coefficients as approximate")
-    if 0 < certificate.dof < _FEW_DOF:
+    if 0 < certificate.dof < _FEW_DOF and not exact:
         notes.append(
             f"{certificate.rows - certificate.rows_left_out} runs leave {certificate.dof:g} degrees of freedom: the "
             f"intervals rest on almost no information about the noise; add runs or use a simpler form"
@@ -61,14 +80,17 @@ def _bound_sentence(name: str, form: Form) -> str:
     return f"{name} ended at the limit of its range: the runs do not determine it, so do not extrapolate along its axis"
 
 
-def outlier_notes(outlier_z: dict[int, float], residual_pct: dict[int, float], rows: Rows) -> list[str]:
+def outlier_notes(
+    outlier_z: dict[int, float], residual_pct: dict[int, float], rows: Rows, exact: bool = False
+) -> list[str]:
     """For the rows that were left out; `residual_pct` is the run above the law, as a share of the law."""
     notes = []
     for index, z in sorted(outlier_z.items()):
         side = "above" if residual_pct[index] > 0 else "below"
+        how_far = "which those fit exactly" if exact else deviations(z)
         notes.append(
-            f"{rows.label(index)} was left out: it lies {abs(residual_pct[index]):.1f}% {side} the law of the other "
-            f"runs ({z:.0f} standard deviations); look at that run"
+            f"{rows.label(index)} was left out: it lies {percent(residual_pct[index])} {side} the law of the other "
+            f"runs ({how_far}); look at that run"
         )
     return notes
 
@@ -85,25 +107,23 @@ def rival_note(rival_rows: tuple[int, ...], left_out: dict[int, float], rows: Ro
 def holdout_notes(holdout: HoldOut, left_out: set[int], target: str, surprising_z: float) -> list[str]:
     """`surprising_z`: standard deviations that no clean run among so many should lie off."""
     notes = []
-    if holdout.impossible:
-        notes.append(f"no hold-out: {holdout.impossible}, so nothing here says how well the law extrapolates")
     for item in holdout.influence:
         if item.index is not None and item.index not in left_out and abs(item.z) > surprising_z:
             notes.append(
-                f"{item.what} lies {abs(item.error_pct):.1f}% {'above' if item.error_pct > 0 else 'below'} the law of "
-                f"the other runs ({abs(item.z):.0f} standard deviations) and was kept in the fit: look at it"
+                f"{item.what} lies {percent(item.error_pct)} {'above' if item.error_pct > 0 else 'below'} the law of "
+                f"the other runs ({deviations(item.z)}) and was kept in the fit: look at it"
             )
         moved = {name: by for name, by in item.moves.items() if abs(by) > _INFLUENTIAL}
         if item.index is not None and item.index not in left_out and moved:
-            by = ", ".join(f"{name} by {abs(value):.1f}" for name, value in moved.items())
-            notes.append(f"{item.what} alone moves {by} standard errors: the answer hangs on that run")
+            by = " and ".join(f"of {name} by {abs(value):.1f}" for name, value in moved.items())
+            notes.append(f"{item.what} alone moves the exponent {by} standard errors: the answer hangs on that run")
     for split in holdout.splits[:1]:
         best = min(split.carried_error_pct, split.log_linear_error_pct)
-        if split.mean_error_pct > best:
+        if split.mean_error_pct > _WORSE * best:
             which = "the last size carried over" if best == split.carried_error_pct else "a power law without a floor"
             notes.append(
                 f"with the largest {holdout.size_axis} held out, {which} predicts its {target} better "
-                f"({best:.2f}% against {split.mean_error_pct:.2f}%): do not trust this form beyond the runs"
+                f"({percent(best)} against {percent(split.mean_error_pct)}): do not trust this form beyond the runs"
             )
         if split.inside_share < 0.5:
             notes.append(
@@ -113,13 +133,43 @@ def holdout_notes(holdout: HoldOut, left_out: set[int], target: str, surprising_
     return notes
 
 
-def column_notes(rows: Rows, form: Form, unexplained: list[str]) -> list[str]:
-    """For columns that vary without the form knowing."""
+def no_holdout_note(holdout: HoldOut) -> str:
+    return f"no hold-out: {holdout.impossible}, so nothing here says how well the law extrapolates"
+
+
+def percent(value: float) -> str:
+    """ "1.4%", "0.002%" where tenths would show nothing, and no more than that where it says no more."""
+    if abs(value) > _MOST_PCT:
+        return f"more than {_MOST_PCT:g}%"
+    return f"{abs(value):.1f}%" if abs(value) >= 1 else f"{abs(value):.2g}%"
+
+
+def deviations(z: float) -> str:
+    """ "4 standard deviations"; a count in the millions says no more than that it is far."""
+    count = f"{abs(z):.0f}" if abs(z) <= _MANY_DEVIATIONS else f"more than {_MANY_DEVIATIONS}"
+    return f"{count} standard deviations"
+
+
+def column_notes(rows: Rows, unexplained: list[str], gaps: Mapping[str, list[int]]) -> list[str]:
+    """For columns that vary without the form knowing, and for those that it cannot know for their gaps."""
     notes = list(rows.notes)
+    for axis, which in gaps.items():
+        empty = "empty" if np.isnan(rows.numbers[axis][which]).all() else "0 or empty"
+        empty = "0" if (rows.numbers[axis][which] == 0).all() else empty
+        value = rows.numbers[axis][next(i for i in range(len(rows)) if i not in which)]
+        way_out = (
+            f"choose rows of one value, as in {named('where', {axis: float(value)})}"
+            if empty == "0"
+            else "fill it in, or take those rows out"
+        )
+        notes.append(
+            f"{axis} is {empty} in {rows.named(which)}, so that the form cannot have it as an axis: as far as it "
+            f"differs between runs, its effect is counted as noise; {way_out}"
+        )
     for axis in unexplained:
         values = rows.column(axis)
         notes.append(
             f"{axis} varies from {values.min():.4g} to {values.max():.4g} and is not in the form: its effect is "
-            f"counted as noise; add it, or keep one value with where"
+            f"counted as noise; add it, or keep one value with {named('where', {axis: float(values.max())})}"
         )
     return notes

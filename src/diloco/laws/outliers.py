@@ -135,18 +135,22 @@ def _search(problem: Problem, starts: np.ndarray, size: int) -> _Search:
 
 
 def _rival(problem: Problem, search: _Search, z: dict[int, float], fit: Solution | None) -> int | None:
-    """A set that might be the foreign one: instead of what was proven, or where nothing was."""
+    """A set that might be the foreign one: instead of what was proven, or where nothing was.
+
+    Instead of what was proven, where its squares are within the 95% limit of a profile (Bates and Watts 1988, section
+    6.1), however many runs either leaves out.
+    """
     best = search.best(frozenset(z))
     if best is None:
         return None
     rows = list(search.sets[best])
     squares = 2 * search.objective[best]
-    dof = problem.count - problem.weights_N[rows].sum() - problem.free
     if fit is not None:
-        allowed = 1 + t_quantile(0.975, fit.dof) ** 2 / fit.dof
-        return best if squares <= dof * fit.noise**2 * allowed else None
+        profile = fit.noise**2 * (fit.dof + t_quantile(0.975, fit.dof) ** 2)
+        return best if squares <= profile else None
     whole = problem.model.log_value(_whole(problem, search.theta))[0] - problem.y_N
     share = squares / max(float((problem.weights_N * whole**2).sum()), squares, EXACT**2)
+    dof = problem.count - problem.weights_N[rows].sum() - problem.free
     chance = len(search.sets) * regularised_beta(dof / 2, len(rows) / 2, share)
     return best if chance <= _RIVAL_LEVEL else None
 

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import resources
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import positive
 from diloco.laws.fit import fit_law
 from diloco.laws.law import Law
 from diloco.laws.rows import Rows, read_rows
@@ -52,6 +53,9 @@ class Coefficients:
         return f"paper:table{self.table}:{self.quantity}:{which}"
 
     def predict(self, params: float, replicas: float = 1.0) -> float:
+        """The quantity at a size. Raises BadInput for a number that is not above 0."""
+        positive("params", params)
+        positive("replicas", replicas)
         unit = SEQUENCE_TOKENS if self.quantity == "batch_tokens" else 1
         return unit * self.A * params**self.params_exponent * replicas**self.replicas_exponent
 

@@ -28,6 +28,7 @@ def report(law: Law) -> dict[str, Any]:
             "parameters": law.parameters,
             "level": law.level,
             "noise_pct": 100 * law.noise,
+            "exact": law.exact,
             "rms_residual_pct": 100 * float(np.sqrt((residual[kept] ** 2).mean())),
             "dof": law.dof,
             "certificate": asdict(law.certificate),

@@ -13,6 +13,7 @@ import numpy as np
 
 from diloco.errors import BadInput
 from diloco.laws import axes as ax
+from diloco.laws.arguments import named
 from diloco.laws.tables import read_table
 
 _SHOWN = 6
@@ -68,9 +69,11 @@ class Rows:
             elif name in self.numbers:
                 kept = [i for i in kept if self.numbers[name][i] in {ax.number(value) for value in values}]
             else:
-                raise BadInput(f"where {header}={wanted}: the rows have no column '{header}', only {self._columns()}")
+                raise BadInput(
+                    f"{named('where', {header: wanted})}: the rows have no column '{header}', only {self._columns()}"
+                )
         if not kept:
-            raise BadInput(f"where {conditions} leaves no row: choose values that occur in the rows")
+            raise BadInput(f"{named('where', conditions)} leaves no row: choose values that occur in the rows")
         return self.take(kept)
 
     def column(self, name: str) -> np.ndarray:
@@ -83,12 +86,13 @@ class Rows:
             return self.column("tokens") / self.column("params")
         if name not in self.numbers:
             raise BadInput(
-                f"the rows have no numeric column '{name}', only {self._columns()}: rename one to it with map"
+                f"the rows have no numeric column '{name}', only {self._columns()}: say which one it is, as in "
+                f"{named('rename', {name: 'its_name_there'})}"
             )
         values = self.numbers[name]
-        bad = [(i, _why(values[i], name)) for i in range(len(self)) if not _usable(values[i])]
+        bad = [(i, _why(values[i], name)) for i in self.unusable(name)]
         if bad:
-            raise BadInput(f"{self._listed(bad)}: mend them, or leave them out by name with bad='drop'")
+            raise BadInput(f"{self._listed(bad)}: fill them in, or take those rows out of the table")
         return values
 
     def has(self, name: str) -> bool:
@@ -97,7 +101,24 @@ class Rows:
         return derived or (name in self.numbers and bool(np.all(np.isfinite(self.numbers[name]))))
 
     def varying(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if self.has(name) and np.ptp(np.log(self.column(name))) > 1e-9]
+        """Those of `names` that can be an axis: usable in every row, and not the same in all."""
+        usable = [name for name in names if self.has(name) and not self.unusable(name)]
+        return [name for name in usable if np.ptp(np.log(self.column(name))) > 1e-9]
+
+    def unusable(self, name: str) -> list[int]:
+        """The rows in which a column has no logarithm, being empty or 0."""
+        values = self.numbers.get(name, np.ones(len(self)))
+        return np.flatnonzero(~(np.isfinite(values) & (values > 0))).tolist()
+
+    def gaps(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """Column -> rows in which it is empty or 0, for those of `names` that say something in other rows."""
+        found = {name: self.unusable(name) for name in names if name in self.numbers}
+        return {name: rows for name, rows in found.items() if 0 < len(rows) < len(self)}
+
+    def named(self, indices: Sequence[int]) -> str:
+        """How many rows these are, and which."""
+        more = f" and {len(indices) - _SHOWN} more" if len(indices) > _SHOWN else ""
+        return f"{len(indices)} of {len(self)} rows ({', '.join(self.label(i) for i in indices[:_SHOWN])}{more})"
 
     @property
     def data_hash(self) -> str:
@@ -140,7 +161,7 @@ def read_rows(
         BadInput: naming the rows: NaN, non-positive, unfinished, duplicate or mixed.
     """
     if bad not in ("refuse", "drop"):
-        raise BadInput(f"bad={bad!r} is not a way to treat unusable rows: use 'refuse' or 'drop'")
+        raise BadInput(f"{named('bad', bad)} is no way to treat unusable rows: use refuse or drop")
     if isinstance(source, Rows):
         rows = source
     else:
@@ -148,13 +169,17 @@ def read_rows(
     rows = rows.where(**where) if where else rows
     problems = _problems(rows, target)
     if problems and bad == "refuse":
-        raise BadInput(f"{rows._listed(problems)}: mend them, or leave them out by name with bad='drop'")
+        raise BadInput(f"{rows._listed(problems)}: mend them, or leave them out by name with {named('bad', 'drop')}")
     if problems:
         dropped = {i for i, _ in problems}
         if len(dropped) == len(rows):
             raise BadInput(f"{rows._listed(problems)}: no row is left to fit")
         note = rows._listed(problems).replace("cannot be used", "were left out")
         rows = replace(rows.take(i for i in range(len(rows)) if i not in dropped), notes=(*rows.notes, note))
+    if unknown := [name for name in pool if name not in ax.GROUPS]:
+        raise BadInput(
+            f"{named('pool', [unknown[0]])} has no effect: a mixture is refused of {', '.join(ax.GROUPS)} alone"
+        )
     _refuse_mixture(rows, pool)
     return rows
 
@@ -185,7 +210,9 @@ def _headers(found: list[str], rename: dict[str, str]) -> dict[str, str]:
     """Header -> canonical name; a name that is asked for or spelt out wins over an alias."""
     for name, header in rename.items():
         if header not in found:
-            raise BadInput(f"map {name}={header}: the rows have no column '{header}', only {', '.join(found)}")
+            raise BadInput(
+                f"{named('rename', {name: header})}: the rows have no column '{header}', only {', '.join(found)}"
+            )
     headers = {header: name for name, header in rename.items()}
     taken = set(headers.values())
     for header in sorted(found, key=lambda h: ax.canonical(h) != h):
@@ -211,7 +238,7 @@ def _problems(rows: Rows, target: str) -> list[tuple[int, str]]:
         elif done is not None and done[i] < 1:
             problems.append((i, f"only {done[i]:.0%} of the run is done"))
         elif not _usable(values[i]):
-            problems.append((i, _why(values[i], target)))
+            problems.append((i, _unreadable(rows, target, i) or _why(values[i], target)))
         elif reason := _bad_axis(rows, i):
             problems.append((i, reason))
         elif key in seen:
@@ -231,13 +258,19 @@ def _bad_axis(rows: Rows, index: int) -> str:
     """An empty cell is judged when a form needs the column; no number, infinity or one below 0 is always wrong."""
     never_0 = ("params", "tokens", "replicas", "flops", ax.WEIGHT)
     for name in (*ax.AXES, ax.WEIGHT, ax.LOSS_SE):
-        if name in rows.unreadable and rows.unreadable[name][index]:
-            return f"{name} is '{rows.unreadable[name][index]}', which is no number"
+        if reason := _unreadable(rows, name, index):
+            return reason
         value = rows.numbers[name][index] if name in rows.numbers else 1.0
         # No bytes sent, no overlap, no outer step: a zero that says something, refused only where a form uses it.
         if value < 0 or math.isinf(value) or (value == 0 and name in never_0):
             return _why(value, name)
     return ""
+
+
+def _unreadable(rows: Rows, name: str, index: int) -> str:
+    """What is wrong with a cell that holds something, but no number; "" for any other."""
+    cell = rows.unreadable[name][index] if name in rows.unreadable else ""
+    return f"{name} is '{cell}', which is no number" if cell else ""
 
 
 def _identity(rows: Rows, index: int) -> tuple:
@@ -256,7 +289,7 @@ def _refuse_mixture(rows: Rows, pool: Sequence[str]) -> None:
             values = ", ".join(f"'{value}' ({rows.places[i]})" for value, i in list(first.items())[:_SHOWN])
             raise BadInput(
                 f"the rows mix {name} {values}, whose losses cannot be compared: choose one with "
-                f"where {name}={next(iter(first))}, or say that you mean it with pool {name}"
+                f"{named('where', {name: next(iter(first))})}, or say that you mean it with {named('pool', [name])}"
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from diloco.errors import BadInput
 from diloco.laws import published as pub
+from diloco.laws.arguments import positive
 from diloco.laws.hyperparameters import HyperparameterLaws
 from diloco.laws.law import Law
 from diloco.laws.prediction import Prediction, extrapolations
@@ -57,8 +58,7 @@ def recommend(
         BadInput: an unknown rule, a number that is not above 0, or an axis that the law needs.
     """
     for name, value in {"params": params, "replicas": replicas, "tokens": 1.0 if tokens is None else tokens}.items():
-        if not (math.isfinite(value) and value > 0):
-            raise BadInput(f"{name} {value} must be a number above 0")
+        positive(name, value)
     tokens = pub.PAPER_TOKENS_PER_PARAM * params if tokens is None else tokens
     if isinstance(rule, Law):
         return _fitted(rule, {"params": params, "replicas": replicas, "tokens": tokens} | further, hyperparameters)

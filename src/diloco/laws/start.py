@@ -15,6 +15,9 @@ from diloco.laws.model import AMPLITUDE_RANGE, BEND_WIDTH, Model
 from diloco.laws.solve import MAX_ITERATIONS, Solutions, minimise
 
 _GRID_POINTS = 900
+_SINGLE_TERM_POINTS = 100
+"""For a form of one term, whose floor is scanned by ordinary least squares as well."""
+
 _GRID_ROWS = 120
 """A grid needs to be roughly right only: with more rows than this, some spread over the design stand for all."""
 
@@ -81,7 +84,7 @@ def _ranked(
     small, y, w = model.take(rows), y_N[rows], weights_N[rows]
     lower, upper = bounds
     theta = _project(small, y, w, shapes, bounds)
-    if model.terms - (model.form.floor is not None) == 1:
+    if _single_term(model):
         theta = np.concatenate([theta, _log_linear(small, y, w, bounds)])
     theta = np.clip(theta, lower, upper)
     error = (w * (small.log_value(theta) - y) ** 2).sum(axis=1)
@@ -100,6 +103,10 @@ def representatives(model: Model, weights_N: np.ndarray) -> np.ndarray:
     return order[np.linspace(0, len(order) - 1, _GRID_ROWS).round().astype(int)]
 
 
+def _single_term(model: Model) -> bool:
+    return model.terms - (model.form.floor is not None) == 1
+
+
 def _shape_names(model: Model) -> tuple[str, ...]:
     return model.names[model.terms :]
 
@@ -109,13 +116,14 @@ def _grid(model: Model, bounds: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     free = np.flatnonzero((bounds[0] < bounds[1])[model.terms :])
     unit = np.full((1, len(_shape_names(model))), 0.5)
     if free.size:
-        side = int(_GRID_POINTS ** (1 / free.size))
+        count = _SINGLE_TERM_POINTS if _single_term(model) else _GRID_POINTS
+        side = int(count ** (1 / free.size))
         if free.size <= 2:
             ticks = (np.arange(side) + 0.5) / side
             points = np.stack(np.meshgrid(*[ticks] * free.size, indexing="ij"), axis=-1).reshape(-1, free.size)
         else:
             golden = _plastic(free.size) ** -np.arange(1, free.size + 1)
-            points = (0.5 + np.arange(1, _GRID_POINTS + 1)[:, None] * golden) % 1
+            points = (0.5 + np.arange(1, count + 1)[:, None] * golden) % 1
         unit = np.full((len(points), len(_shape_names(model))), 0.5)
         unit[:, free] = points
     return _cube(unit, model, bounds)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,13 @@ from typing import Any
 from diloco.errors import BadInput
 
 Records = tuple[list[dict[str, Any]], list[str]]
+
+_QUOTED = re.compile(r'"[^"]*"')
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+(e[+-]?\d+)?[kmbt]?\s*", re.IGNORECASE)
+_DECIMAL_POINT = re.compile(r"\s*[+-]?\d*\.\d+(e[+-]?\d+)?[kmbt]?\s*", re.IGNORECASE)
+
+_SHOWN = 60
+"""Characters of a header in a message."""
 
 _ROW, _CONFIG, _RECEIPT = "row.csv", "config.json", "receipt.json"
 
@@ -46,11 +54,14 @@ def read_table(source: Any) -> Records:
 def _read_path(path: Path) -> Records:
     if path.is_dir():
         return _run_folders(path)
-    if not path.is_file():
+    if not path.exists():
         raise BadInput(f"rows file {path} does not exist: name a CSV, JSONL or parquet file or a folder of runs")
+    if not path.is_file():
+        raise BadInput(f"rows file {path} is a device or a pipe: save the rows to a file such as rows.csv")
     readers = {".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
-        raise BadInput(f"rows file {path} ends in '{path.suffix}': use one of {', '.join(readers)}")
+        ending = f"ends in '{path.suffix}'" if path.suffix else "has no ending"
+        raise BadInput(f"rows file {path} {ending}: use one of {', '.join(readers)}")
     try:
         return readers[path.suffix.lower()](path)
     except UnicodeDecodeError as error:
@@ -63,17 +74,49 @@ def _read_path(path: Path) -> Records:
 
 def _csv(path: Path) -> Records:
     with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        start, blank, first = 0, 0, file.readline()
+        while first and not first.strip():
+            start, blank, first = file.tell(), blank + 1, file.readline()
+        file.seek(start)
+        delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(first)
+        reader = csv.DictReader(file, delimiter=delimiter)
         headers = [header.strip() for header in reader.fieldnames or () if header.strip()]
         if twice := [header for header in headers if headers.count(header) > 1]:
             raise BadInput(f"{path} has {headers.count(twice[0])} columns '{twice[0]}': rename or remove all but one")
         records, places = [], []
         for record in reader:
             if None in record or None in record.values():
-                raise BadInput(f"{path} line {reader.line_num} has another number of cells than the header: mend it")
+                raise BadInput(
+                    f"{path} line {blank + reader.line_num} has another number of cells than the header, "
+                    f"'{first.strip()[:_SHOWN]}': mend it"
+                )
             records.append(record)
-            places.append(f"row {len(records)} (line {reader.line_num})")
-    return records, places
+            places.append(f"row {len(records)} (line {blank + reader.line_num})")
+    return records if delimiter == "," else _with_points(path, records, places), places
+
+
+def _delimiter(header: str) -> str:
+    """What stands between the names of the first line; a comma where nothing does."""
+    bare = _QUOTED.sub("", header)
+    return max(",;\t|", key=bare.count)
+
+
+def _with_points(path: Path, records: list[dict[str, str]], places: list[str]) -> list[dict[str, str]]:
+    """The records with 2.5 for 2,5, as spreadsheets write numbers where the comma is the decimal sign."""
+    cells = [(i, cell) for i, record in enumerate(records) for cell in record.values()]
+    commas = next(((i, cell) for i, cell in cells if _DECIMAL_COMMA.fullmatch(cell)), None)
+    points = next(((i, cell) for i, cell in cells if _DECIMAL_POINT.fullmatch(cell)), None)
+    if commas and points:
+        raise BadInput(
+            f"{path} has {points[1].strip()} in {places[points[0]]} and {commas[1].strip()} in {places[commas[0]]}, so "
+            "that neither sign is sure to be the decimal one: save it with one of them and none for thousands"
+        )
+    if not commas:
+        return records
+    return [
+        {name: cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for name, cell in record.items()}
+        for record in records
+    ]
 
 
 def _jsonl(path: Path) -> Records:
@@ -121,7 +164,10 @@ def _run_folders(path: Path) -> Records:
     """A run's folder, or a folder of them; a run without its row or receipt counts as unfinished."""
     folders = [path] if (path / _CONFIG).is_file() else sorted(p.parent for p in path.glob(f"*/{_CONFIG}"))
     if not folders:
-        raise BadInput(f"{path} holds no runs (no {_CONFIG} in it or one level below): name a folder of run folders")
+        raise BadInput(
+            f"folder {path} holds no runs (no {_CONFIG} in it or one level below): name a folder of run folders, or "
+            "the table itself"
+        )
     records = [_run_record(folder) for folder in folders]
     return records, [f"run {folder.name}" for folder in folders]
 

@@ -25,6 +25,12 @@ _LINES = 16
 _FLAT = 1e-6
 """Relative range under which a law is flat, and has no lines."""
 
+_STRIP_MARGIN = 1.2
+"""Times the strip's edge, so that what lies on the edge is drawn whole."""
+
+_MOST_DECADES = 4
+"""Up to which 2 and 5 are labelled between powers of ten; every digit would be too many."""
+
 _STRIP = {"zeroline": True, "automargin": True, "title": {"standoff": 8, "font": {"size": 12}}, "nticks": 5}
 
 
@@ -37,9 +43,9 @@ def loss_chart(picture: dict[str, Any]) -> str:
     for end in noise_lines_pct(picture):
         line = {"color": charts.NEUTRAL, "width": 1, "dash": "dot"}
         figure.add_shape(type="line", xref="paper", yref="y2", x0=0, x1=1, y0=end, y1=end, line=line)
-    _log_axis(figure, "x")
+    _log_axis(figure, "x", [x for curve in picture["curves"] for x in curve["x"]])
     heights = [run["y"] for run in picture["runs"]] + [curve["value"][-1] for curve in picture["curves"]]
-    margin, edge = 0.08 * (max(heights) - min(heights)), 1.1 * strip_edge_pct(picture)
+    margin, edge = 0.08 * (max(heights) - min(heights)), _STRIP_MARGIN * strip_edge_pct(picture)
     figure.update_layout(yaxis_range=[min(heights) - margin, max(heights) + margin], yaxis2_range=[-edge, edge])
     title = f"{picture['target'].capitalize()} against size"
     return page.chart(title, loss_caption(picture), charts.to_html(figure, "loss"), wide=True)
@@ -71,7 +77,7 @@ def contour_chart(picture: dict[str, Any] | None) -> str:
         )  # fmt: skip
     for letter, axis in (("x", picture["x_axis"]), ("y", picture["y_axis"])):
         found = picture["y_levels"] if letter == "y" and axis != "tokens" else []
-        _log_axis(figure, letter, found)
+        _log_axis(figure, letter, picture[letter], found)
     title = f"Lines of equal {picture['target']}"
     return page.chart(title, contour_caption(picture), charts.to_html(figure, "contours"), wide=True)
 
@@ -173,9 +179,10 @@ def _steps(value: list[list[float]]) -> dict[str, float]:
     return {"start": math.ceil(low / size) * size, "end": high, "size": size}
 
 
-def _log_axis(figure: Figure, letter: str, found: list[float] | None = None) -> None:
-    """Logarithmic, with B for billions; at the levels themselves where they are few."""
+def _log_axis(figure: Figure, letter: str, values: list[float], found: list[float] | None = None) -> None:
+    """Logarithmic over `values`, with B for billions; at the levels in `found` where they are few."""
     axis = {"type": "log", "exponentformat": "B", "minor": {"dtick": "D1", "showgrid": False}}
+    axis |= {"dtick": "D2"} if max(values) < 10**_MOST_DECADES * min(values) else {}
     if found and len(found) <= _MOST_TICKS:
         axis |= {"tickvals": found, "ticktext": [units.count(value) for value in found]}
     figure.update_layout({f"{letter}axis": axis})

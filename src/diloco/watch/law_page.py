@@ -11,7 +11,16 @@ from typing import Any
 
 from diloco.watch import page, units
 from diloco.watch.law_charts import contour_chart, holdout_chart, loss_chart
-from diloco.watch.law_words import axis_title, axis_value, law_title
+from diloco.watch.law_words import (
+    axis_title,
+    axis_value,
+    coefficient,
+    ends,
+    law_title,
+    percent,
+    pull_heads,
+    signed_percent,
+)
 
 _SHOWN_INFLUENCES = 12
 
@@ -48,33 +57,42 @@ def _headline(report: dict[str, Any]) -> str:
     if not splits:
         why = report["holdout"]["impossible"] if report["holdout"] else "it was not asked for"
         lines = [f"no hold-out: {why}", "so nothing here says how well it extrapolates"]
-        return page.headline(_percent(report["rms_residual_pct"]), "off its own runs (root mean square)", lines)
+        return page.headline(percent(report["rms_residual_pct"]), "off its own runs (root mean square)", lines)
     first, size = splits[0], report["holdout"]["size_axis"]
     lines = [
         f"The {first['tested']} runs above {axis_value(size, first['trained_to'])}, predicted from the "
         f"{first['trained']} others: {first['inside_share']:.0%} lie inside the law's own {report['level']:.0%} "
         f"interval of {_plus_minus(first['half_width_pct'])}.",
-        f"For comparison: the largest run carried over is {_percent(first['carried_error_pct'])} off, a power law "
-        f"without a floor {_percent(first['log_linear_error_pct'])}.",
+        f"For comparison: the largest run carried over is {percent(first['carried_error_pct'])} off, a power law "
+        f"without a floor {percent(first['log_linear_error_pct'])}.",
     ]
     unit = f"mean error with the largest {axis_title(size)} held out"
-    return page.headline(_percent(first["mean_error_pct"]), unit, lines)
+    return page.headline(percent(first["mean_error_pct"]), unit, lines)
 
 
 def _facts(report: dict[str, Any]) -> str:
     certificate = report["certificate"]
-    runner_up = certificate["runner_up"]
     return page.facts(
         [
             ("form", report["form"]),
             ("runs", str(certificate["rows"])),
             ("left out as outliers", str(certificate["rows_left_out"])),
-            ("noise of a run", _percent(report["noise_pct"])),
+            ("noise of a run", percent(report["noise_pct"])),
             ("degrees of freedom", f"{certificate['dof']:.4g}"),
-            ("starts that agree", f"{certificate['agree_share']:.0%} of {certificate['starts']}"),
-            ("next best optimum", f"{runner_up:.3g} \N{MULTIPLICATION SIGN} error" if runner_up else "none found"),
+            *_optimum(report["exact"], certificate),
         ]
     )
+
+
+def _optimum(exact: bool, certificate: dict[str, Any]) -> list[tuple[str, str]]:
+    """How sure the optimum is; of an exact fit there is nothing to doubt."""
+    if exact:
+        return [("optimum", "exact: none can be better")]
+    runner_up = certificate["runner_up"]
+    return [
+        ("starts that agree", f"{certificate['agree_share']:.0%} of {certificate['starts']}"),
+        ("next best optimum", f"{runner_up:.3g} \N{MULTIPLICATION SIGN} error" if runner_up else "none found"),
+    ]
 
 
 def coefficients_section(report: dict[str, Any]) -> str:
@@ -83,11 +101,11 @@ def coefficients_section(report: dict[str, Any]) -> str:
     for key, value in report["coefficients"].items():
         interval = report["intervals"].get(key)
         if key == "floor" and value == 0:
-            ends = "the form has none"
+            between = "the form has none"
         else:
-            ends = " to ".join(f"{end:.4g}" for end in interval) if interval else "the runs give none"
+            between = ends(interval) if interval else "the runs give none"
         exponent = key.partition(":")[0].partition("*")[0] in axes
-        rows.append((f"exponent of {key}" if exponent else key, f"{value:.5g}", ends))
+        rows.append((f"exponent of {key}" if exponent else key, coefficient(value), between))
     columns = ("coefficient", "value", f"{report['level']:.0%} interval")
     return page.section("Coefficients", page.table(columns, rows))
 
@@ -101,12 +119,12 @@ def holdout_section(report: dict[str, Any]) -> str:
         (
             f"up to {axis_value(size, split['trained_to'])}",
             f"{split['trained']} / {split['tested']}",
-            _percent(split["mean_error_pct"]),
-            _signed(split["bias_pct"]),
+            percent(split["mean_error_pct"]),
+            signed_percent(split["bias_pct"]),
             f"{split['inside_share']:.0%}",
             _plus_minus(split["half_width_pct"]),
-            _percent(split["carried_error_pct"]),
-            _percent(split["log_linear_error_pct"]),
+            percent(split["carried_error_pct"]),
+            percent(split["log_linear_error_pct"]),
         )
         for split in report["holdout"]["splits"]
     ]
@@ -126,13 +144,13 @@ def influence_section(report: dict[str, Any]) -> str:
     rows = [
         (
             item["what"],
-            _signed(item["error_pct"]),
+            signed_percent(item["error_pct"]),
             f"{item['z']:+.1f}",
             *(f"{item['moves'][name]:+.2f}" if name in item["moves"] else units.NONE for name in exponents),
         )
         for item in items[:_SHOWN_INFLUENCES]
     ]
-    columns = ("left out", "error on it", "in sd", *(f"moves {name}, se" for name in exponents))
+    columns = ("left out", "error on it", "in sd", *pull_heads(exponents))
     return page.folded("What single runs and sizes pull", page.table(columns, rows))
 
 
@@ -144,9 +162,9 @@ def forms_section(forms: Sequence[dict[str, Any]]) -> str:
         (
             line["form"],
             line["expression"],
-            _percent(line["holdout_error_pct"]),
-            _percent(line["largest_out_error_pct"]),
-            _percent(line["rms_residual_pct"]),
+            percent(line["holdout_error_pct"]),
+            percent(line["largest_out_error_pct"]),
+            percent(line["rms_residual_pct"]),
             "yes" if line["indistinguishable"] else "no",
         )
         for line in forms
@@ -162,13 +180,5 @@ def _origin_section(report: dict[str, Any]) -> str:
     return page.folded("Where it comes from", page.facts((name.replace("_", " "), str(value)) for name, value in pairs))
 
 
-def _percent(value: float | None) -> str:
-    return units.NONE if value is None else f"{value:.2f}%"
-
-
-def _signed(value: float | None) -> str:
-    return units.NONE if value is None else f"{value:+.2f}%".replace("-", "\N{MINUS SIGN}")
-
-
 def _plus_minus(value: float | None) -> str:
-    return "unknown width" if value is None else f"\N{PLUS-MINUS SIGN}{value:.2f}%"
+    return "unknown width" if value is None else f"\N{PLUS-MINUS SIGN}{percent(value)}"

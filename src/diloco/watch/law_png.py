@@ -30,16 +30,20 @@ def write_law_pngs(folder: str | Path, figures: dict[str, Any]) -> list[Path]:
     Raises:
         BadInput: matplotlib is not installed.
     """
+    need_matplotlib(f"folder {folder}", "write_law_page")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    drawn = {"loss": loss_png, "contours": contours_png, "holdout": holdout_png}
+    return [_save(draw(figures[name]), Path(folder) / f"{name}.png") for name, draw in drawn.items() if figures[name]]
+
+
+def need_matplotlib(asked: str, instead: str) -> None:
+    """Raises BadInput where `asked` cannot be drawn, naming what draws the same figures without matplotlib."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise BadInput(
-            f"png {folder} needs matplotlib: pip install 'diloco[plots]', or leave png out and take report, which "
-            "needs nothing"
+            f"{asked} needs matplotlib: pip install 'diloco[plots]', or take {instead}, which has the same figures"
         ) from error
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    drawn = {"loss": loss_png, "contours": contours_png, "holdout": holdout_png}
-    return [_save(draw(figures[name]), Path(folder) / f"{name}.png") for name, draw in drawn.items() if figures[name]]
 
 
 def loss_png(picture: dict[str, Any]) -> Figure:
@@ -65,6 +69,7 @@ def loss_png(picture: dict[str, Any]) -> Figure:
                 above.collections[-1].set_label("_")
     for end in (0.0, *noise_lines_pct(picture)):
         below.axhline(end, color=NEUTRAL, linewidth=0.8, linestyle=":" if end else "-")
+    below.set_ylim(-1.2 * edge, 1.2 * edge)
     _log(above, "x")
     above.legend(frameon=False)
     return figure
@@ -74,13 +79,14 @@ def contours_png(picture: dict[str, Any]) -> Figure:
     """Lines of equal target, the runs, and the optimal frontier."""
     figure = _figure()
     axes = figure.add_subplot()
+    # Before the contours: the gaps for their labels are cut by distance on the page.
+    _log(axes, "x")
+    _log(axes, "y", [] if picture["y_axis"] == "tokens" else picture["y_levels"])
     lines = axes.contour(picture["x"], picture["y"], picture["value"], levels=14, colors=[PALETTE[0]], linewidths=0.9)
     axes.clabel(lines, fmt="%.3g", fontsize=8)
     axes.scatter(picture["runs"]["x"], picture["runs"]["y"], color=ORANGE, s=18, label="runs", zorder=3)
     if frontier := picture["frontier"]:
         axes.plot(frontier["params"], frontier["tokens"], color=GREEN, linewidth=2, label="optimal size for a budget")
-    _log(axes, "x")
-    _log(axes, "y", [] if picture["y_axis"] == "tokens" else picture["y_levels"])
     axes.set_xlabel(axis_title(picture["x_axis"]))
     axes.set_ylabel(axis_title(picture["y_axis"]))
     axes.set_title(f"equal {picture['target']}", fontsize=10)
@@ -94,7 +100,8 @@ def holdout_png(picture: dict[str, Any]) -> Figure:
     figure, above, below = _with_strip(f"measured {target}", f"predicted {target}", "error, %")
     measured = [run["measured"] for split in picture["splits"] for run in split["runs"]]
     above.plot([min(measured), max(measured)], [min(measured), max(measured)], color=NEUTRAL, linestyle=":")
-    for index, split in enumerate(picture["splits"]):
+    # The widest bars first, so that they lie under the others.
+    for index, split in reversed(list(enumerate(picture["splits"]))):
         name = f"trained up to {axis_value(picture['size_axis'], split['trained_to'])}"
         style = {"color": _color(index), "marker": _marker(index), "markersize": 4, "linestyle": "", "elinewidth": 0.8}
         for run in split["runs"]:
@@ -106,7 +113,7 @@ def holdout_png(picture: dict[str, Any]) -> Figure:
             below.errorbar([run["measured"]], [run["predicted"] * unit - 100], yerr=in_pct, **style)
             name = "_"
     below.axhline(0, color=NEUTRAL, linewidth=0.8)
-    above.legend(frameon=False)
+    above.legend(frameon=False, reverse=True)
     return figure
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from diloco.watch import units
+
+MINUS = "\N{MINUS SIGN}"
 
 _TITLES = {
     "params": "parameters",
@@ -29,6 +32,50 @@ _NAMES = {
 }
 
 
+_ROUNDING_PCT = 1e-5
+_HUNDREDTHS_PCT = 0.01
+_MOST_PCT = 1000.0
+"""Beyond it a percentage says no more than that nothing is known."""
+
+
+def percent(value: float | None) -> str:
+    """ "1.23%", "0.004%" where hundredths would show nothing, "0%" for rounding, "over 1000%" for no knowledge."""
+    if value is None:
+        return units.NONE
+    size = abs(value)
+    if size < _ROUNDING_PCT:
+        return "0%"
+    if size > _MOST_PCT:
+        return f"over {_MOST_PCT:.0f}%"
+    return f"{size:.2f}%" if size >= _HUNDREDTHS_PCT else f"{size:.1g}%"
+
+
+def signed_percent(value: float | None) -> str:
+    """As `percent`, with a sign before what is not 0."""
+    shown = percent(value)
+    if value is None or abs(value) < _ROUNDING_PCT:
+        return shown
+    return f"{'+' if value > 0 else MINUS}{shown}"
+
+
+def ends(interval: Sequence[float | None] | None) -> str:
+    """ "1.2 to 3.4"; an end that is None lies beyond any number."""
+    if interval is None:
+        return units.NONE
+    low, high = interval
+    below = "no lower limit" if low is None else f"{low:.4g}"
+    return f"{below} to {'no upper limit' if high is None else f'{high:.4g}'}"
+
+
+def coefficient(value: float | None) -> str:
+    return "beyond any number" if value is None else f"{value:.5g}"
+
+
+def pull_heads(names: Sequence[str]) -> tuple[str, ...]:
+    """Heads of the columns on how far the exponents move when a run is left out."""
+    return tuple(f"moves {name}, se" for name in names)
+
+
 def axis_title(axis: str) -> str:
     return _TITLES.get(axis, axis.replace("_", " "))
 
@@ -39,7 +86,8 @@ def axis_value(axis: str, value: float) -> str:
 
 
 def law_title(target: str, expression: str) -> str:
-    return f"{target} = " + expression.replace("*", " \N{MIDDLE DOT} ")
+    """The law as a heading, which does not break after a minus sign."""
+    return f"{target} = " + expression.replace("*", " \N{MIDDLE DOT} ").replace("-", MINUS)
 
 
 def loss_caption(picture: dict[str, Any]) -> str:
