@@ -1,0 +1,180 @@
+"""The wall clock of a run: the idealised model of `diloco.plan.ideal`, with codecs, overlap, fragments, sites and the
+parallelism inside a replica.
+
+Per inner step, for a replica of c chips = d data shards x t tensor x p pipeline, N parameters, L layers of width w:
+
+    compute    6 N B/M / (c Q), of the slowest site
+    inside     sharded data parallel: 3 (d-1)/d 2 N/(t p) bytes, hidden as far as the computation lasts;
+               tensor parallel: 4 L/p all-reduces of 2 w bytes a token, 2 (t-1)/t each, not hidden
+    bubble     (p - 1) / micro-batches of both
+
+Per round of one of P fragments, f = bytes over the link + latency + coding; an overlap of tau steps hides tau steps of
+it, and however long the overlap, P f must go through in H steps:
+
+    waiting in H steps = max( P max(0, f - tau step), P f_link - H step )
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from diloco.errors import BadInput
+from diloco.plan.hardware import Link, Site
+from diloco.plan.ideal import Breakdown
+from diloco.plan.run import Run
+
+WIRE_BYTES = 2
+"""Of weights, gradients and activations inside a replica: bf16."""
+
+BACKWARD_SHARE = 2 / 3
+"""Of a step, during which data parallelism already reduces gradients."""
+
+CODEC_PASSES = 16
+"""Times that coding and merging go through a chip's memory, in units of the fp32 bytes. Assumed; a laptop's 50 GB/s
+give 3 GB/s, of the order of what docs/wire.md measured on one core."""
+
+MOST_GBIT_PER_S = 1e7
+
+
+@dataclass(frozen=True)
+class Round:
+    """One exchange of one fragment."""
+
+    link_s: float
+    """The bytes on the link between sites; between replicas where there is one site."""
+    latency_s: float
+    inside_s: float
+    """Summing and spreading inside the sites."""
+    codec_s: float
+    link_bits: float
+    """Sent by one site, in one direction."""
+
+    @property
+    def total_s(self) -> float:
+        return self.link_s + self.latency_s + self.inside_s + self.codec_s
+
+
+@dataclass(frozen=True)
+class Step:
+    """An inner step without outer ones."""
+
+    compute_s: float
+    inside_s: float
+    bubble_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.inside_s + self.bubble_s
+
+
+def clock(run: Run) -> Breakdown:
+    """Where the seconds of the whole run go."""
+    step, one = inner_step(run), outer_round(run)
+    waiting_s = waiting_per_step_s(run, step, one)
+    share = waiting_s / one.total_s if one.total_s else 0.0
+    return Breakdown(
+        steps=run.steps,
+        compute_s=run.steps * step.compute_s,
+        inside_s=run.steps * (step.inside_s + share * one.inside_s),
+        between_s=run.steps * share * (one.link_s + one.latency_s),
+        codec_s=run.steps * share * one.codec_s,
+        bubble_s=run.steps * step.bubble_s,
+    )
+
+
+def inner_step(run: Run) -> Step:
+    """Of the slowest site."""
+    steps = [_site_step(run, site) for site in run.cluster.sites]
+    return max(steps, key=lambda step: step.total_s)
+
+
+def outer_round(run: Run) -> Round:
+    """One fragment's, at the slowest site."""
+    sites = len(run.cluster.sites)
+    cost, params = run.codec_cost, run.model.params / run.fragments
+    if sites == 1:
+        link, members, inside_s = _port(run.cluster.sites[0], run), run.replicas, 0.0
+    elif run.two_level or run.data_parallel:
+        link, members = run.cluster.between, sites
+        inside_s = max(_spread_s(params, run.site_replicas, _port(site, run)) for site in run.cluster.sites)
+    else:
+        link, members, inside_s = run.cluster.between, run.replicas, 0.0
+    bits = cost.payload_bits(params) * cost.factor(members)
+    hops = 0 if members == 1 else 1 if cost.gathers or members == 2 else 2 * (members - 1)
+    coded = 0.0 if run.data_parallel or members == 1 else _codec_s(run, params)
+    return Round(bits / (1e9 * link.gbit_per_s), hops * link.latency_s, inside_s, coded, bits)
+
+
+def waiting_per_step_s(run: Run, step: Step, one: Round) -> float:
+    """Seconds that a step waits for outer rounds, on average."""
+    hidden_s = BACKWARD_SHARE * step.compute_s if run.data_parallel else run.overlap_steps * step.total_s
+    waiting_s = run.fragments * max(0.0, one.total_s - hidden_s)
+    if run.overlap_steps:
+        waiting_s = max(waiting_s, run.fragments * one.link_s - run.sync_every * step.total_s)
+    return waiting_s / run.sync_every
+
+
+def needed_gbit_per_s(run: Run, utilization: float) -> float:
+    """The least bandwidth between sites at which compute utilisation is `utilization`; infinity where none is enough.
+
+    Raises BadInput for a share outside 0 to 1.
+    """
+    if not 0 < utilization < 1:
+        raise BadInput(f"utilization is {utilization:g}: give a share between 0 and 1, as 0.95")
+    low, high = 1e-9, MOST_GBIT_PER_S
+    if clock(with_between(run, high)).utilization < utilization:
+        return float("inf")
+    while high > 1.001 * low:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if clock(with_between(run, middle)).utilization >= utilization else (middle, high)
+    return high
+
+
+def with_between(run: Run, gbit_per_s: float) -> Run:
+    """The run over another bandwidth between sites."""
+    between = replace(run.cluster.between, gbit_per_s=gbit_per_s)
+    return replace(run, cluster=replace(run.cluster, between=between))
+
+
+def _site_step(run: Run, site: Site) -> Step:
+    chips, island = site.chips // run.site_replicas, run.island
+    shards = island.data_shards(chips)
+    tokens = run.batch_tokens / run.replicas
+    compute_s = run.model.flops_per_token * tokens / (chips * run.speed.flop_per_s)
+    split = island.tensor * island.pipeline
+    link = site.node_link if chips <= site.node_chips else site.inside
+    sharded_s = _bytes_s(3 * (shards - 1) / shards * WIRE_BYTES * run.model.params / split, link)
+    tensor_link = site.node_link if island.tensor <= site.node_chips else site.inside
+    reduces = 4 * run.model.layers / island.pipeline * 2 * (island.tensor - 1) / island.tensor
+    tensor_s = _bytes_s(reduces * tokens / shards * run.model.width * WIRE_BYTES, tensor_link)
+    average_s = 0.0
+    if run.site_every and run.site_replicas > 1:
+        average_s = _spread_s(run.model.params, run.site_replicas, _port(site, run)) / run.site_every
+    inside_s = max(0.0, sharded_s - compute_s) + tensor_s + average_s
+    bubble_s = (island.pipeline - 1) / island.micro_batches * (compute_s + tensor_s)
+    return Step(compute_s, inside_s, bubble_s)
+
+
+def _codec_s(run: Run, params: float) -> float:
+    """At the slowest site; a replica's chips share the work."""
+    rates = (
+        (run.codec_bytes_per_s or site.chip.memory_bytes_per_s / CODEC_PASSES) * site.chips / run.site_replicas
+        for site in run.cluster.sites
+    )
+    return 4 * params / min(rates)
+
+
+def _port(site: Site, run: Run) -> Link:
+    """Of a whole replica, all its chips sending at once; within one server they use its own link."""
+    chips = site.chips // run.site_replicas
+    link = site.node_link if site.nodes == 1 else site.inside
+    return replace(link, gbit_per_s=link.gbit_per_s * chips)
+
+
+def _spread_s(params: float, replicas: int, port: Link) -> float:
+    """An fp32 sum among the replicas of a site."""
+    return _bytes_s(2 * (replicas - 1) / replicas * 4 * params, port) + (port.latency_s if replicas > 1 else 0.0)
+
+
+def _bytes_s(sent_bytes: float, link: Link) -> float:
+    return 8 * sent_bytes / (1e9 * link.gbit_per_s)

@@ -1,0 +1,95 @@
+"""What a run is made of: model, cluster, budget, and how replicas and their chips work together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from diloco.errors import BadInput
+from diloco.plan.codecs import CodecCost, codec_cost
+from diloco.plan.hardware import Cluster, Speed
+from diloco.plan.model import ModelShape
+
+
+@dataclass(frozen=True)
+class Island:
+    """How the chips of one replica share it; data shards take what tensor and pipeline leave."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    micro_batches: int = 8
+    """A step's, of each pipeline."""
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} is {getattr(self, name)}: give 1 or more")
+
+    def data_shards(self, chips: int) -> int:
+        """Raises BadInput where tensor x pipeline does not divide the replica's chips."""
+        if chips % (self.tensor * self.pipeline):
+            raise BadInput(
+                f"tensor {self.tensor} x pipeline {self.pipeline} does not divide a replica's {chips} chips: give "
+                "numbers whose product does, as 1 and 1"
+            )
+        return chips // (self.tensor * self.pipeline)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on a cluster. Data parallelism: `data_parallel=True, sync_every=1, codec="bf16"`, one replica a site."""
+
+    model: ModelShape
+    cluster: Cluster
+    speed: Speed
+    """Of the slowest kind of chip."""
+    tokens: float
+    batch_tokens: float
+    """Over all replicas together."""
+    replicas: int
+    sync_every: int = 100
+    fragments: int = 1
+    overlap_steps: int = 0
+    codec: str = "fp32"
+    island: Island = Island()
+    site_every: int | None = None
+    """Steps between two averages of the weights inside a site; None for none."""
+    two_level: bool = True
+    """Sums inside a site cross the link once, instead of every replica's own gradient."""
+    data_parallel: bool = False
+    codec_bytes_per_s: float | None = None
+    """fp32 bytes a second that one chip codes and merges; None for memory bandwidth / CODEC_PASSES."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "batch_tokens", "replicas", "sync_every", "fragments"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise BadInput(f"{name} is {getattr(self, name):g}: give a finite number above 0")
+        if self.batch_tokens > self.tokens:
+            raise BadInput(f"batch_tokens is {self.batch_tokens:g}: give at most the run's {self.tokens:g} tokens")
+        if not 0 <= self.overlap_steps <= self.sync_every:
+            raise BadInput(f"overlap is {self.overlap_steps} steps: give 0 to the sync interval, {self.sync_every}")
+        if self.fragments > self.model.layers:
+            raise BadInput(f"fragments is {self.fragments}: give at most the model's {self.model.layers} layers")
+        sites = len(self.cluster.sites)
+        if self.replicas % sites:
+            near = max(1, round(self.replicas / sites)) * sites
+            raise BadInput(f"replicas is {self.replicas}, which {sites} sites cannot share alike: give {near}")
+        for site in self.cluster.sites:
+            if site.chips % self.site_replicas:
+                near = max(n for n in range(1, self.site_replicas + 1) if site.chips % n == 0) * sites
+                raise BadInput(
+                    f"replicas is {self.replicas}, which a site's {site.chips} chips cannot hold: give {near}"
+                )
+
+    @property
+    def steps(self) -> float:
+        return self.tokens / self.batch_tokens
+
+    @property
+    def site_replicas(self) -> int:
+        return self.replicas // len(self.cluster.sites)
+
+    @cached_property
+    def codec_cost(self) -> CodecCost:
+        return codec_cost(self.codec)
