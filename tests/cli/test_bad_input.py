@@ -105,6 +105,8 @@ TRAIN = {
     "merge that a site cannot have": Case(
         "--replicas 4 --sites 2 --merge trimmed", ("merge is 'trimmed:0.25'", "'mean', 'tokens'")
     ),
+    "mesh without torchrun": Case("--mesh fsdp=2", ("mesh is 'fsdp=2'", "torchrun")),
+    "unknown dimension": Case("--mesh fdsp=2", ("'fdsp' is no dimension", "did you mean fsdp")),
     "link without a unit": Case("--link 100", ("link is '100'", "100mbit,25ms")),
     "negative delay": Case("--link 1mbit,-1ms", ("link is '1mbit,-1ms'", "100mbit,25ms")),
     "device that is not there": Case("--device cuda", ("device is 'cuda'", "cpu")),
@@ -238,7 +240,7 @@ def checkpoint_of(run: Path) -> Path:
 
 
 def tamper(run: Path) -> Path:
-    file = checkpoint_of(run) / "global.safetensors"
+    file = checkpoint_of(run) / "global.0.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -246,7 +248,7 @@ def tamper(run: Path) -> Path:
 
 
 def tear(run: Path) -> Path:
-    file = checkpoint_of(run) / "global.safetensors"
+    file = checkpoint_of(run) / "global.0.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     return file
 

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,20 @@ def quiet_train(config: TrainConfig, **changes: Any) -> dict:
 def train_over_ranks(config: TrainConfig, ranks: int) -> list[Any]:
     """`train(config)` in `ranks` forked processes, as torchrun would start them; receipts in rank order, an exception
     as the string "Type: message"."""
-    return fork_ranks(ranks, _rank, ranks, free_port(), config)
+    return fork_ranks(ranks, _rank, ranks, free_port(), lambda: train(config, quiet=True))
 
 
-def _rank(rank: int, results: Any, ranks: int, port: int, config: TrainConfig) -> None:
+def job_over_ranks(config: TrainConfig, ranks: int, work: Callable[[Job], Any]) -> list[Any]:
+    """`work(job)` in `ranks` forked processes, each with its part of the run; what it returns, in rank order."""
+
+    def of_rank() -> Any:
+        with open_job(config) as job:
+            return work(job)
+
+    return fork_ranks(ranks, _rank, ranks, free_port(), of_rank)
+
+
+def _rank(rank: int, results: Any, ranks: int, port: int, work: Callable[[], Any]) -> None:
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(ranks),
@@ -82,7 +92,7 @@ def _rank(rank: int, results: Any, ranks: int, port: int, config: TrainConfig) -
         MASTER_PORT=str(port),
     )
     try:
-        value: Any = train(config, quiet=True)
+        value = work()
     except Exception as error:
         value = f"{type(error).__name__}: {error}"
     results.put((rank, value))

@@ -27,8 +27,12 @@ OTHER: dict[str, Any] = {
     "method": "local-sgd", "size": "30k", "hf": "some/model", "replicas": 2, "sync_every": 7, "merge": "tokens",
     "interval": "adaptive:10-200", "fragments": "strided:2", "overlap": "5", "mixing": "0.5", "codec": "e3m0",
     "sites": 2, "site_every": 5, "link": "100mbit,25ms",
+    "mesh": "fsdp=2", "activation_checkpointing": True, "compile": True, "microbatches": 4,
+    "pipeline_schedule": "gpipe", "cpu_offload": True,
     "batch_tokens": 2048, "tokens": 5000, "steps": 9, "seed": 1, "precision": "bf16", "z_loss": 0.5, "eval_every": 3,
     "eval_sequences": 5, "checkpoint_every": 2, "keep": 1, "stop_at": 4, "device": "cpu", "anchor_device": "cpu",
+    "checkpoint_to": "memory://there", "checkpoint_kind": "lossy", "full_every": 4, "checkpoint_background": False,
+    "keep_every": 5, "keep_best": 2,
     "threads": 2, "runs": "elsewhere", "name": "given", "resume": True,
     "inner.optimizer": "muon", "inner.lr": 0.5, "inner.beta1": 0.5, "inner.beta2": 0.5, "inner.eps": 1e-3,
     "inner.weight_decay": 0.25, "inner.warmup_steps": 2, "inner.min_lr_ratio": 0.5, "inner.clip": 0.5,
@@ -56,7 +60,12 @@ def nested(name: str, value: Any) -> dict:
 
 
 # What an option needs beside it to have an effect.
-BESIDE: dict[str, dict] = {"mixing": {"overlap": "5"}, "site_every": {"sites": 2}}
+BESIDE: dict[str, dict] = {
+    "mixing": {"overlap": "5"},
+    "site_every": {"sites": 2},
+    "microbatches": {"mesh": "pp=2"},
+    "pipeline_schedule": {"mesh": "pp=2"},
+}
 
 
 def changed(name: str, **others: Any) -> TrainConfig:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from support.training import checkpoint_bits, curve, evals, quiet_train, rounds, tiny
 
-from diloco.checkpoint import steps
-from diloco.checkpoint.manifest import verify
+from diloco.checkpoint import steps, verify
 from diloco.train.config import TrainConfig
 from diloco.train.run import run_path
 from diloco.watch import runfolder

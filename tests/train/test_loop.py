@@ -171,7 +171,7 @@ def test_nan_weights_push_out_no_good_checkpoint_report_86(
 ) -> None:
     """Data parallel at its next checkpoint; DiLoCo where it is stopped in the poisoned window (at the window's end all
     replicas are left out and restart from the anchor)."""
-    config = tiny(tmp_path, method=method, checkpoint_every=1, keep=2, stop_at=stop_at)
+    config = tiny(tmp_path, method=method, checkpoint_every=1, keep=2, full_every=1, stop_at=stop_at)
     poison_after(13, monkeypatch)
     with pytest.raises(FloatingPointError, match="not finite after inner step 1[46]: no checkpoint was written"):
         quiet_train(config)

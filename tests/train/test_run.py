@@ -54,8 +54,10 @@ def test_a_run_leaves_the_files_of_a_run_folder(tmp_path: Path) -> None:
 
 
 def test_checkpoints_come_after_so_many_rounds_and_old_ones_go(tmp_path: Path) -> None:
-    for every, keep, kept in ((1, 2, [16, 17]), (2, 0, [8, 16, 17]), (0, 3, [17])):
-        config = tiny(tmp_path, checkpoint_every=every, keep=keep, name=f"every{every}")
+    """The last so many, and what they hold the differences to."""
+    cases = ((1, 2, 1, [16, 17]), (1, 1, 3, [16, 17]), (2, 0, 1, [8, 16, 17]), (0, 3, 1, [17]))
+    for every, keep, full, kept in cases:
+        config = tiny(tmp_path, checkpoint_every=every, keep=keep, full_every=full, name=f"every{every}-{keep}")
         quiet_train(config)
         folders = (run_path(config) / runfolder.CHECKPOINTS).iterdir()
         assert sorted(p.name for p in folders) == [f"step-{s:08d}" for s in kept]

@@ -1,24 +1,47 @@
-"""Checkpoints: whole or not there, verified when read, no pickle. Knows tensors and files, not the training loop."""
+"""Checkpoints: whole or not there, verified when read, no pickle. Knows tensors and files, not the training loop.
 
-from diloco.checkpoint.manifest import PartInfo, step_folder, step_of, steps, tmp_folder, verify
+`save` and `load` serve one process; `Writer` and `Store` a run over many ranks, with differences, in the background.
+"""
+
+from diloco.checkpoint.coders import KINDS
+from diloco.checkpoint.manifest import Manifest, PartInfo, part_name, step_of
+from diloco.checkpoint.ownership import own_part
 from diloco.checkpoint.pack import first_nonfinite, pack, unpack
-from diloco.checkpoint.store import commit, drop_after, latest, latest_whole, load, save, write_part
+from diloco.checkpoint.parts import Key
+from diloco.checkpoint.retention import Policy
+from diloco.checkpoint.saved import Saved, StoredTensor
+from diloco.checkpoint.shards import Chunk, is_sharded
+from diloco.checkpoint.simple import drop_after, latest_whole, load, locate, read_tree, save, steps, verify
+from diloco.checkpoint.store import LOSS, Store
+from diloco.checkpoint.writer import FULL_EVERY, Writer, new_session
 
 __all__ = [
+    "FULL_EVERY",
+    "KINDS",
+    "LOSS",
+    "Key",
+    "Chunk",
+    "Manifest",
     "PartInfo",
-    "commit",
+    "Policy",
+    "Saved",
+    "Store",
+    "StoredTensor",
+    "Writer",
     "drop_after",
     "first_nonfinite",
-    "latest",
+    "is_sharded",
     "latest_whole",
     "load",
+    "locate",
+    "new_session",
+    "own_part",
     "pack",
+    "part_name",
+    "read_tree",
     "save",
-    "step_folder",
     "step_of",
     "steps",
-    "tmp_folder",
     "unpack",
     "verify",
-    "write_part",
 ]

@@ -1,46 +1,95 @@
-"""What a checkpoint folder is called, what its manifest.json says, and whether its files are what the manifest says."""
+"""What a checkpoint's folder is called, and what its manifest.json and part records say.
+
+A checkpoint is what its manifest says, and exists once that is written. The folder of one that was never finished holds
+none.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from diloco.checkpoint.files import replace_durably, sha256_of
+from diloco.checkpoint.storage import Storage
 from diloco.errors import BadInput
 
 MANIFEST = "manifest.json"
 FORMAT = "diloco-checkpoint"
-VERSION = 1
+VERSION = 2
 
-_KEYS = {"format", "version", "step", "parts", "meta", "sha256"}
 _STEP_NAME = re.compile(r"step-(\d{8,})")
-_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_RECORD = ".part.json"
 
 
 @dataclass(frozen=True)
 class PartInfo:
-    """What one `write_part` left on disk; plain JSON through `dataclasses.asdict`, back through `PartInfo(**d)`."""
+    """What one rank wrote of one unit: `UNIT.i`, i its place in its island."""
 
     name: str
     bytes: dict[str, int]
     """Size of each file, by file name."""
     sha256: dict[str, str]
     """Hex digest of each file, by file name."""
+    raw_bytes: int
+    """What its tensors take in memory."""
 
-    def __post_init__(self) -> None:
-        check_part_name(self.name)
-        expected = {tensor_file(self.name), tree_file(self.name)}
-        if set(self.bytes) != expected or set(self.sha256) != expected:
-            raise ValueError(f"part '{self.name}' must have the files {sorted(expected)}")
+    @property
+    def unit(self) -> str:
+        return unit_of(self.name)
 
 
-def check_part_name(name: str) -> None:
-    """Raise ValueError where `name` cannot be a file name on every system, or would hide the manifest."""
-    if not _PART_NAME.fullmatch(name) or name == Path(MANIFEST).stem:
-        raise ValueError(f"part name '{name}' must be letters, digits, '.', '_' or '-', and not 'manifest'")
+@dataclass(frozen=True)
+class Base:
+    """The checkpoint that another holds the differences to."""
+
+    step: int
+    sha256: str
+    """Of its manifest."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    step: int
+    number: int
+    """Which of the run's checkpoints it is, counted from 1."""
+    kind: str
+    """How tensors are written: plain, lossless or lossy."""
+    base: Base | None
+    """None where it stands on its own."""
+    parts: dict[str, PartInfo]
+    meta: dict[str, Any] = field(default_factory=dict)
+    """The caller's own."""
+    sha256: str = ""
+    """Of all the rest."""
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(sum(part.bytes.values()) for part in self.parts.values())
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(part.raw_bytes for part in self.parts.values())
+
+
+# -- names
+
+
+def check_unit_name(name: str) -> None:
+    """Raise ValueError where `name` cannot be part of a file name on every system."""
+    if not _UNIT_NAME.fullmatch(name):
+        raise ValueError(f"unit name '{name}' must be letters, digits, '_' or '-'")
+
+
+def part_name(unit: str, place: int = 0) -> str:
+    return f"{unit}.{place}"
+
+
+def unit_of(part: str) -> str:
+    return part.rpartition(".")[0]
 
 
 def tensor_file(part: str) -> str:
@@ -53,111 +102,94 @@ def tree_file(part: str) -> str:
     return f"{part}.json"
 
 
-def step_folder(root: str | Path, step: int) -> Path:
-    """Where the whole checkpoint of `step` lies."""
-    return Path(root) / f"step-{step:08d}"
+def record_file(part: str) -> str:
+    """File name of what a rank says of a part it has written."""
+    return f"{part}{_RECORD}"
 
 
-def tmp_folder(root: str | Path, step: int) -> Path:
-    """Where all ranks write their parts of `step` before rank 0 commits it."""
-    return Path(root) / f".step-{step:08d}.tmp"
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def step_of(path: str | Path) -> int:
     """The step that a checkpoint folder is named after."""
-    if not (match := _STEP_NAME.fullmatch(Path(path).name)):
+    if not (match := _STEP_NAME.fullmatch(str(path).rstrip("/").rpartition("/")[2])):
         raise BadInput(f"{path} is not a checkpoint folder: name one called step-00000123")
     return int(match.group(1))
 
 
-def steps(root: str | Path) -> list[Path]:
-    """Checkpoint folders under `root`, oldest first; none if `root` does not exist."""
-    root = Path(root)
-    if not root.is_dir():
-        return []
-    return sorted((path for path in root.iterdir() if _STEP_NAME.fullmatch(path.name)), key=step_of)
+def steps_in(names: list[str]) -> list[int]:
+    """The steps of the folders among `names`, oldest first."""
+    return sorted(int(match.group(1)) for name in names if (match := _STEP_NAME.fullmatch(name)))
 
 
-def write_manifest(folder: Path, step: int, parts: list[PartInfo], meta: dict) -> dict:
-    """Write manifest.json and return it as it will be read."""
-    manifest = {"format": FORMAT, "version": VERSION, "step": step, "meta": meta}
-    manifest["parts"] = sorted((asdict(part) for part in parts), key=lambda part: part["name"])
-    manifest = json.loads(json.dumps(manifest, allow_nan=False))
-    manifest["sha256"] = _digest(manifest)
-    text = json.dumps(manifest, allow_nan=False, indent=1)
-    replace_durably(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
-    return manifest
+# -- manifests
 
 
-def read_manifest(path: str | Path) -> dict:
-    """The manifest of a checkpoint folder, checked against its own sha256.
+def write_manifest(storage: Storage, manifest: Manifest) -> Manifest:
+    """Writes it and returns it as it will be read. Raises OSError, or ValueError where `meta` is no plain JSON."""
+    body = {"format": FORMAT, "version": VERSION, **asdict(manifest), "parts": _parts(manifest)}
+    body = json.loads(json.dumps(body, allow_nan=False))
+    body["sha256"] = _digest(body)
+    text = json.dumps(body, allow_nan=False, indent=1)
+    path = f"{folder_name(manifest.step)}/{MANIFEST}"
+    storage.write(path, lambda file: file.write_text(text, encoding="utf-8"))
+    return _parse(body)
 
-    Raises:
-        BadInput: it is missing, torn, tampered with, of another format or of another version.
+
+def read_manifest(storage: Storage, step: int) -> Manifest:
+    """The manifest of a step, checked against its own sha256.
+
+    Raises BadInput: it is missing, torn, tampered with, of another format or of another version.
     """
-    file = Path(path) / MANIFEST
+    path = f"{folder_name(step)}/{MANIFEST}"
+    name = storage.name_of(path)
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        body = json.loads(storage.read(path))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise BadInput(f"{file} is missing: {path} is not a whole checkpoint, so name another") from error
+        raise BadInput(f"{name} is missing: there is no whole checkpoint, so use another") from error
     except ValueError as error:
-        raise BadInput(f"{file} is not JSON ({error}): the checkpoint is torn, so use another") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise BadInput(f"{file} is not a {FORMAT} manifest: name a checkpoint that this program wrote")
-    if manifest.get("version") != VERSION:
-        version = manifest.get("version")
-        raise BadInput(f"{file} has format version {version}, but this program reads {VERSION}: use a matching release")
-    if set(manifest) != _KEYS or manifest["sha256"] != _digest(manifest):
-        raise BadInput(f"{file} does not match its own sha256: it was changed after it was written, so use another")
-    return manifest
+        raise BadInput(f"{name} is not JSON ({error}): the checkpoint is torn, so use another") from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise BadInput(f"{name} is not a {FORMAT} manifest: name a checkpoint that this program wrote")
+    if body.get("version") != VERSION:
+        raise BadInput(
+            f"{name} has format version {body.get('version')}, but this program reads {VERSION}: use a matching release"
+        )
+    if body.get("sha256") != _digest(body):
+        raise BadInput(f"{name} does not match its own sha256: it was changed after it was written, so use another")
+    return _parse(body)
 
 
-def parts_of(manifest: dict) -> dict[str, PartInfo]:
-    """The parts that a manifest lists, by name."""
-    return {part["name"]: PartInfo(**part) for part in manifest["parts"]}
-
-
-def size_problem(folder: str | Path, part: PartInfo) -> str | None:
-    """What is wrong with the presence or size of a part's files, without reading them."""
-    for name, size_bytes in part.bytes.items():
-        file = Path(folder) / name
-        if not file.is_file():
-            return f"{file} is missing"
-        if file.stat().st_size != size_bytes:
-            return f"{file} has {file.stat().st_size} bytes instead of {size_bytes}"
-    return None
-
-
-def content_problem(folder: str | Path, part: PartInfo) -> str | None:
-    """Like `size_problem`, and reads every file to compare its sha256."""
-    if problem := size_problem(folder, part):
-        return problem
-    for name, digest in part.sha256.items():
-        if sha256_of(Path(folder) / name) != digest:
-            return f"{Path(folder) / name} does not match its sha256"
-    return None
-
-
-def structural_problem(path: str | Path) -> str | None:
-    """What keeps a checkpoint from being whole, as far as manifest and file sizes tell; None if nothing."""
+def read_record(storage: Storage, step: int, part: str, session: str) -> PartInfo | None:
+    """What a rank of this session has said of its part; None as long as it has not."""
+    path = f"{folder_name(step)}/{record_file(part)}"
     try:
-        manifest = read_manifest(path)
-    except BadInput as error:
-        return str(error)
-    problems = (size_problem(path, part) for part in parts_of(manifest).values())
-    return next(filter(None, problems), None)
+        record = json.loads(storage.read(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:
+        return None  # another rank is still writing it, where a store shows files before they are whole
+    return PartInfo(**record["part"]) if record.get("session") == session else None
 
 
-def verify(path: str | Path) -> list[str]:
-    """Everything that is wrong with a checkpoint, a sentence each; reads every byte. Empty: it is whole."""
-    try:
-        manifest = read_manifest(path)
-    except BadInput as error:
-        return [str(error)]
-    problems = (content_problem(path, part) for part in parts_of(manifest).values())
-    return [problem for problem in problems if problem]
+def write_record(storage: Storage, step: int, part: PartInfo, session: str) -> None:
+    text = json.dumps({"session": session, "part": asdict(part)})
+    path = f"{folder_name(step)}/{record_file(part.name)}"
+    storage.write(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
-def _digest(manifest: dict) -> str:
-    body = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def _parts(manifest: Manifest) -> dict:
+    return {name: asdict(part) for name, part in sorted(manifest.parts.items())}
+
+
+def _parse(body: dict) -> Manifest:
+    values = {key: value for key, value in body.items() if key not in ("format", "version")}
+    values["parts"] = {name: PartInfo(**part) for name, part in body["parts"].items()}
+    values["base"] = body["base"] and Base(**body["base"])
+    return Manifest(**values)
+
+
+def _digest(body: dict) -> str:
+    rest = {key: value for key, value in body.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

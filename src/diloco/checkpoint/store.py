@@ -1,221 +1,173 @@
-"""Checkpoints as folders: `step-00000123/` exists only once it is whole.
+"""All checkpoints in one place.
 
-Inside lie, per part, NAME.safetensors (tensors) and NAME.json (the rest of the tree), and manifest.json with the size
-and sha256 of each file, the caller's `meta`, and a sha256 of itself. Everything is written into the hidden `tmp_folder`
-first; `commit` renames that folder, so a killed run leaves the checkpoints before it untouched.
+The format is our own, safetensors and JSON under a manifest, since torch.distributed.checkpoint's files and messages
+are pickle, which is never read here; its ideas (chunks with offsets, resharding while loading, a copy first and the
+writing behind it) are these.
+
+A folder `step-00000123/` is a checkpoint once its manifest.json, written last, is there. A checkpoint is full or holds
+differences to an earlier one, which it names together with its manifest's sha256.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
+import tempfile
 from pathlib import Path
-from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError, safe_open
-
-from diloco.checkpoint.files import fsync, replace_durably, sha256_of
-from diloco.checkpoint.manifest import (
-    PartInfo,
-    check_part_name,
-    content_problem,
-    parts_of,
-    read_manifest,
-    size_problem,
-    step_folder,
-    step_of,
-    steps,
-    structural_problem,
-    tensor_file,
-    tmp_folder,
-    tree_file,
-    verify,
-    write_manifest,
-)
-from diloco.checkpoint.pack import pack, unpack
+from diloco.checkpoint.manifest import MANIFEST, Manifest, folder_name, read_manifest, steps_in
+from diloco.checkpoint.retention import Entry, Policy, to_drop
+from diloco.checkpoint.saved import Saved, file_problem
+from diloco.checkpoint.storage import open_storage
 from diloco.errors import BadInput
 
-DEFAULT_KEEP = 3
-"""Whole checkpoints kept unless the caller says otherwise; 0 keeps all."""
+LOSS = "loss"
+"""Key in a checkpoint's `meta` of its held-out loss, by which the best are kept."""
 
 
-def write_part(folder_tmp: str | Path, name: str, tree: Any) -> PartInfo:
-    """Write `tree` as NAME.safetensors and NAME.json into `folder_tmp`, each atomically and fsynced.
+class Store:
+    """The checkpoints in a folder or at an fsspec URL."""
 
-    Raises:
-        TypeError: the tree holds something that cannot be saved (see `pack`).
-        BadInput: the folder cannot be made.
-        OSError: the disk is full or fails.
-    """
-    check_part_name(name)
-    tensors, json_tree = pack(tree)
-    folder = Path(folder_tmp)
-    _make_folder(folder)
-    paths = [folder / tensor_file(name), folder / tree_file(name)]
-    replace_durably(paths[0], lambda path: _write_tensors(path, tensors))
-    replace_durably(paths[1], lambda path: _write_json(path, json_tree))
-    sizes = {path.name: path.stat().st_size for path in paths}
-    return PartInfo(name, sizes, {path.name: sha256_of(path) for path in paths})
+    def __init__(self, location: str | Path) -> None:
+        """Raises BadInput for a URL that fsspec cannot open."""
+        self.storage = open_storage(location)
 
+    def __str__(self) -> str:
+        return self.storage.name_of("")
 
-def commit(root: str | Path, step: int, parts: list[PartInfo], meta: dict, keep: int = DEFAULT_KEEP) -> Path:
-    """Make the parts in `tmp_folder(root, step)` the checkpoint of `step`, then drop what is no longer kept.
+    def name(self, step: int) -> str:
+        """How messages call the checkpoint of a step."""
+        return self.storage.name_of(folder_name(step))
 
-    Call it on one rank, after every rank's `write_part`. The same content twice is fine, and a torn checkpoint of the
-    same step is replaced.
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints, whole or damaged, oldest first; those never finished are none."""
+        return [step for step in self._folders() if self.exists(step)]
 
-    Args:
-        meta: plain JSON, kept in the manifest.
-        keep: whole checkpoints to keep, newest first; 0 keeps all.
+    def exists(self, step: int) -> bool:
+        return self.storage.size_bytes(f"{folder_name(step)}/{MANIFEST}") is not None
 
-    Raises:
-        ValueError: no parts, or two of the same name.
-        BadInput: a part is not in the folder, or another whole checkpoint of this step exists.
-    """
-    root, temporary, final = Path(root), tmp_folder(root, step), step_folder(root, step)
-    if not parts or len({part.name for part in parts}) != len(parts):
-        raise ValueError(f"step {step} needs parts with different names, not {[part.name for part in parts]}")
-    for part in parts:
-        if problem := size_problem(temporary, part):
-            raise BadInput(f"{problem}: all ranks must write to the same disk under {root}")
-    _drop_strangers(temporary, parts)
-    manifest = write_manifest(temporary, step, parts, meta)
-    fsync(temporary)
-    if final.exists() and not verify(final):
-        if read_manifest(final) != manifest:
-            raise BadInput(f"{final} already holds another checkpoint: remove it or use another run folder")
-    else:
-        _remove_folder(final)
-        os.rename(temporary, final)
-        fsync(root)
-    # Later ones may be another rank's next checkpoint in the making.
-    _drop_hidden(root, up_to_step=step)
-    _drop_old(root, step, keep)
-    return final
+    def manifest(self, step: int) -> Manifest:
+        """Raises BadInput where it is missing or damaged."""
+        return read_manifest(self.storage, step)
 
+    def chain(self, step: int) -> list[Manifest]:
+        """The manifests from a step's down to the full one that it rests on.
 
-def save(root: str | Path, step: int, trees: dict[str, Any], meta: dict, keep: int = DEFAULT_KEEP) -> Path:
-    """Write and commit all parts from one process. After a failure the checkpoints before it are as they were."""
-    temporary = tmp_folder(root, step)
-    try:
-        parts = [write_part(temporary, name, tree) for name, tree in trees.items()]
-        return commit(root, step, parts, meta, keep)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        Raises BadInput naming the link that is missing, damaged, or not the one that was there.
+        """
+        links = [self.manifest(step)]
+        while base := links[-1].base:
+            try:
+                link = self.manifest(base.step)
+            except BadInput as error:
+                raise BadInput(f"{error} ({self.name(step)} holds differences that rest on it)") from error
+            if link.sha256 != base.sha256 or base.step >= links[-1].step:
+                raise BadInput(
+                    f"{self.name(base.step)} is not the checkpoint that {self.name(links[-1].step)} holds the "
+                    "differences to: use another"
+                )
+            links.append(link)
+        return links
 
+    def open(self, step: int, verify: bool = True) -> Saved:
+        """Raises BadInput where the checkpoint or one it rests on is damaged, as far as manifests tell.
 
-def load(path: str | Path, names: list[str] | None = None, verify: bool = True) -> tuple[dict[str, Any], dict]:
-    """(tree by part name, meta) of one checkpoint folder; tensors on the CPU, in memory of their own.
+        `verify`: compare sizes and sha256 of files when they are first read; not needed after `latest_whole`.
+        """
+        return Saved(self.storage, self.chain(step), verify)
 
-    Args:
-        names: the parts to read; all if None.
-        verify: compare size and sha256 of every file read. Leave out only right after `latest_whole` or `verify`.
+    # -- checking
 
-    Raises:
-        BadInput: a file is missing, torn, changed or foreign, or a name is not in the checkpoint.
-    """
-    manifest = read_manifest(path)
-    parts = parts_of(manifest)
-    names = list(parts) if names is None else names
-    if unknown := [name for name in names if name not in parts]:
-        raise BadInput(f"{path} has no part '{unknown[0]}': it holds {', '.join(parts)}")
-    check = content_problem if verify else size_problem
-    trees = {}
-    for name in names:
-        if problem := check(path, parts[name]):
-            raise BadInput(f"{problem}: the checkpoint is damaged, so use another")
-        trees[name] = _read_part(Path(path), name)
-    return trees, manifest["meta"]
+    def verify(self, step: int) -> list[str]:
+        """Everything that is wrong with a checkpoint and those it rests on, a sentence each; reads every byte."""
+        return self._problems(step, content=True, known={})
 
+    def latest_whole(self, content: bool = True) -> tuple[int | None, list[str]]:
+        """The newest step that is whole with all it rests on (or None), and why each newer one was skipped.
 
-def latest(root: str | Path) -> Path | None:
-    """The newest checkpoint whose manifest and file sizes are right, or None. Reads no tensors."""
-    return next((path for path in reversed(steps(root)) if structural_problem(path) is None), None)
+        Without `content` only manifests and file sizes are looked at.
+        """
+        skipped: list[str] = []
+        known: dict[int, list[str]] = {}
+        for step in reversed(self.steps()):
+            problems = self._problems(step, content, known)
+            if not problems:
+                return step, skipped
+            skipped.append(problems[0])
+        return None, skipped
 
+    def _problems(self, step: int, content: bool, known: dict[int, list[str]]) -> list[str]:
+        try:
+            chain = self.chain(step)
+        except BadInput as error:
+            return [str(error)]
+        found: list[str] = []
+        for link in chain:
+            if link.step not in known:
+                known[link.step] = self._link_problems(link, content)
+            why = "" if link.step == step else f", and {self.name(step)} holds differences that rest on it"
+            found += [problem + why for problem in known[link.step]]
+        return found
 
-def latest_whole(root: str | Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole to the last byte (or None), and why each newer one was skipped."""
-    skipped = []
-    for path in reversed(steps(root)):
-        problems = verify(path)
-        if not problems:
-            return path, skipped
-        skipped.append(problems[0])
-    return None, skipped
+    def _link_problems(self, link: Manifest, content: bool) -> list[str]:
+        with tempfile.TemporaryDirectory(prefix="diloco-") as scratch:
+            found = (file_problem(self.storage, link, part, content, Path(scratch)) for part in link.parts)
+            return [problem for problem in found if problem]
 
+    # -- removing
 
-def drop_after(root: str | Path, step: int) -> list[Path]:
-    """Remove checkpoints newer than `step`, and what killed runs left, before a run resumed there writes its own.
+    def entries(self) -> list[Entry]:
+        """What retention looks at: the checkpoints that are whole, as far as manifests and the files' names tell."""
+        found, whole = [], set()
+        for step in self.steps():
+            try:
+                manifest = self.manifest(step)
+            except BadInput:
+                continue
+            names = set(self.storage.names(folder_name(step)))
+            rests = manifest.base is None or manifest.base.step in whole
+            if rests and all(names.issuperset(part.bytes) for part in manifest.parts.values()):
+                whole.add(step)
+                base = manifest.base and manifest.base.step
+                found.append(Entry(step, manifest.number, base, manifest.meta.get(LOSS)))
+        return found
 
-    Returns the folders that were removed. Call it on one rank, before any rank writes.
-    """
-    dropped = [path for path in steps(root) if step_of(path) > step]
-    for path in reversed(dropped):
-        _remove_folder(path)
-    _drop_hidden(Path(root))
-    return dropped
+    def prune(self, policy: Policy, dry_run: bool = False) -> list[int]:
+        """Removes what the policy does not keep; returns its steps, newest first.
 
+        Damaged checkpoints go when they are older than everything that is kept for being new.
+        """
+        entries = self.entries()
+        whole = [e.step for e in entries]
+        drop = to_drop(entries, policy)
+        if policy.last and len(whole) >= policy.last:
+            drop += [step for step in self.steps() if step < whole[-policy.last] and step not in whole]
+        drop.sort(reverse=True)
+        if not dry_run:
+            for step in drop:
+                self.remove(step)
+        return drop
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror
-        raise BadInput(f"checkpoint folder {folder.parent} cannot be written ({reason}): choose another") from error
+    def remove(self, step: int) -> None:
+        """The manifest first: a kill in between leaves a folder that is no checkpoint."""
+        folder = folder_name(step)
+        self.storage.remove(f"{folder}/{MANIFEST}")
+        self.storage.remove(folder)
 
+    def drop_after(self, step: int) -> list[int]:
+        """Removes checkpoints newer than `step`, and what killed runs left, before a run resumed there writes its own.
 
-def _write_tensors(path: Path, tensors: dict) -> None:
-    try:
-        safetensors.torch.save_file(tensors, path)
-    except SafetensorError as error:
-        raise OSError(f"cannot write {path}: {error}") from error
+        Returns the steps of the checkpoints removed. Call it on one rank, before any rank writes.
+        """
+        dropped = [s for s in self.steps() if s > step]
+        for newer in reversed(dropped):
+            self.remove(newer)
+        self.drop_unfinished()
+        return dropped
 
+    def drop_unfinished(self, before: int | None = None) -> None:
+        """Removes folders that never became a checkpoint: all, or those of steps before `before`."""
+        for step in self._folders():
+            if (before is None or step < before) and not self.exists(step):
+                self.storage.remove(folder_name(step))
 
-def _write_json(path: Path, tree: Any) -> None:
-    path.write_text(json.dumps(tree, allow_nan=False), encoding="utf-8")
-
-
-def _read_part(folder: Path, name: str) -> Any:
-    file = folder / tensor_file(name)
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            # Copies, since how a mapped file is aligned would change the last bits of some sums.
-            by_name = {key: tensors.get_tensor(key).clone() for key in tensors.keys()}
-        return unpack(by_name, json.loads((folder / tree_file(name)).read_text(encoding="utf-8")))
-    except (SafetensorError, ValueError) as error:
-        raise BadInput(f"{file} is not what {tree_file(name)} names ({error}): use another checkpoint") from error
-
-
-def _drop_strangers(folder: Path, parts: list[PartInfo]) -> None:
-    """A killed run with more ranks may have left parts in the same temporary folder."""
-    expected = {name for part in parts for name in part.bytes}
-    for path in folder.iterdir():
-        if path.name not in expected:
-            path.unlink()
-
-
-def _remove_folder(path: Path) -> None:
-    """Rename, then delete: a kill in between never leaves half a checkpoint under a checkpoint's name."""
-    if path.exists():
-        hidden = path.with_name(f".{path.name}.old")
-        shutil.rmtree(hidden, ignore_errors=True)
-        os.rename(path, hidden)
-        shutil.rmtree(hidden)
-
-
-def _drop_hidden(root: Path, up_to_step: int | None = None) -> None:
-    for path in root.glob(".step-*"):
-        if up_to_step is None or step_of(path.stem.removeprefix(".")) <= up_to_step:
-            shutil.rmtree(path)
-
-
-def _drop_old(root: Path, newest_step: int, keep: int) -> None:
-    whole = [path for path in steps(root) if structural_problem(path) is None]
-    if keep <= 0 or len(whole) <= keep:
-        return
-    oldest_kept_step = min(step_of(whole[-keep]), newest_step)
-    for path in steps(root):
-        if step_of(path) < oldest_kept_step:
-            _remove_folder(path)
+    def _folders(self) -> list[int]:
+        return steps_in(self.storage.names(""))

@@ -14,7 +14,10 @@ VERBS = {
     "fit": "a scaling law from a table of runs, with intervals and a hold-out",
     "predict": "loss and hyperparameters of a run that nobody has made",
     "advise": "the same question to the article, the paper and your own law",
+    "plan": "time, bandwidth, idle hardware, cost and loss of a run on a cluster, before it is paid for",
     "next-runs": "which runs narrow a law most per FLOP",
+    "checkpoint": "what a run has saved: list, show, verify, prune, export",
+    "bench": "how many FLOP/s this device really does, for plan",
     "selftest": "prove the promises on your own model before you pay for training",
 }
 

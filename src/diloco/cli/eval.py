@@ -26,7 +26,7 @@ class EvalOptions(Common):
     """Held-out loss of a run's last whole checkpoint, in nats per token and bits per byte."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as `diloco train` made it."""
+    """Run folder, one of its checkpoints (RUN@STEP), or what `diloco checkpoint export --format safetensors` wrote."""
     sequences: int = 0
     """Held-out sequences; 0 takes as many as the run did, which gives the loss of its receipt."""
     weights: str = "global"

@@ -25,7 +25,7 @@ class SampleOptions(Common):
     """Writes text with the global weights of a run's last whole checkpoint."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as `diloco train` made it."""
+    """Run folder, one of its checkpoints (RUN@STEP), or what `diloco checkpoint export --format safetensors` wrote."""
     prompt: str = ""
     """Text to go on from; empty starts a new document."""
     tokens: int = 200

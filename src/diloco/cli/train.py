@@ -14,6 +14,7 @@ from diloco.cli.toml import as_flags, read_toml
 from diloco.errors import BadInput
 from diloco.outer.report import Mismatch
 from diloco.train.config import TrainConfig
+from diloco.train.parallel.mesh import parse_mesh
 from diloco.train.world import world_size
 
 
@@ -22,7 +23,7 @@ class TrainOptions(TrainConfig, Common):
     """Trains a model with DiLoCo, local SGD or data parallel, and leaves a run folder.
 
     By itself it simulates all replicas in one process. `torchrun --nproc-per-node 4 -m diloco train ...` runs one
-    replica a process: the same flags, the same losses.
+    replica a process, or with `--mesh replica=2,fsdp=2` spreads each over several: the same flags, the same losses.
     """
 
     config: str = ""
@@ -63,12 +64,15 @@ def _run(arguments: list[str]) -> int:
 
 
 def read_options(arguments: list[str]) -> TrainOptions:
-    """From flags, the TOML file they name, and torchrun, whose number of processes is the number of replicas unless it
-    is given."""
-    words = [] if world_size() is None else [f"--replicas={world_size()}"]
-    if file := _config_file(arguments):
-        words += as_flags(read_toml(file), TrainConfig, file)
-    return parse(TrainOptions, [*words, *arguments], "train")
+    """From flags, the TOML file they name, and torchrun, whose processes make the number of replicas unless it is
+    given."""
+    file = _value_of("config", arguments, "a TOML file")
+    words = [*(as_flags(read_toml(file), TrainConfig, file) if file else []), *arguments]
+    processes = world_size()
+    if processes is not None:
+        mesh = parse_mesh(_value_of("mesh", words, "replica=2,fsdp=2 or the like"), processes)
+        words.insert(0, f"--replicas={mesh.replica}")
+    return parse(TrainOptions, words, "train")
 
 
 def summary(receipt: dict, report: str) -> str:
@@ -95,17 +99,17 @@ def summary(receipt: dict, report: str) -> str:
     return "\n".join([*lines, f"report {report}"])
 
 
-def _config_file(arguments: list[str]) -> str:
-    """The value of --config, needed before the flags are parsed. Raises BadInput where it is missing."""
-    file = ""
+def _value_of(option: str, arguments: list[str], wanted: str) -> str:
+    """The value of an option that is needed before the flags are parsed. Raises BadInput where it is missing."""
+    value = ""
     for word, following in itertools.pairwise([*arguments, ""]):
-        if word == "--config":
+        if word == f"--{option}":
             if not following or following.startswith("--"):
-                raise BadInput("--config has no value: give a TOML file")
-            file = following
-        elif word.startswith("--config="):
-            file = word.partition("=")[2]
-    return file
+                raise BadInput(f"--{option} has no value: give {wanted}")
+            value = following
+        elif word.startswith(f"--{option}="):
+            value = word.partition("=")[2]
+    return value
 
 
 def _is_main() -> bool:

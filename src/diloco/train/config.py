@@ -15,8 +15,10 @@ from typing import Any, Literal, get_args
 
 from diloco.errors import BadInput
 from diloco.outer import optimizers, rates
+from diloco.train.checkpoint_options import CheckpointOptions
 from diloco.train.data.config import DataConfig
 from diloco.train.inner import InnerConfig
+from diloco.train.parallel_options import ParallelOptions
 from diloco.train.sizes import get_size
 from diloco.train.wire_options import WireOptions
 
@@ -85,7 +87,7 @@ class OuterConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig(WireOptions):
+class TrainConfig(ParallelOptions, CheckpointOptions, WireOptions):
     """One run of `diloco train`."""
 
     method: Method = "diloco"
@@ -112,10 +114,6 @@ class TrainConfig(WireOptions):
     """Inner steps between two held-out evaluations; 0 takes a twentieth of the run, -1 only the end."""
     eval_sequences: int = 256
     """Held-out sequences per evaluation, always the same ones."""
-    checkpoint_every: int = 10
-    """Rounds of sync_every steps between two checkpoints; 0 keeps only the last one."""
-    keep: int = 3
-    """Checkpoints to keep; 0 keeps all."""
     stop_at: int = 0
     """Stop after this inner step, save, and leave the run to be resumed; 0 runs to the end."""
     device: str = "auto"
@@ -147,6 +145,8 @@ class TrainConfig(WireOptions):
         _require(self.seed < 2**63, "seed", self.seed, "less than 2**63")
         _require(bool(self.runs), "runs", repr(self.runs), "a folder, . for this one")
         self.check_wire()
+        self.check_checkpoints()
+        self.check_parallel(self.replicas, self.codec)
         plain = self.name == Path(self.name).name and self.name.isprintable() and len(self.name.encode()) <= 200
         _require(plain and self.name not in (".", ".."), "name", repr(self.name), "one folder's name, without a slash")
         if not self.hf:
@@ -195,7 +195,7 @@ class TrainConfig(WireOptions):
             ]
             if outer.schedule == "constant" and outer.floor != default.floor:
                 found.append("outer.floor has no effect with outer.schedule constant")
-        found += self.ignored_on_the_wire(self.method)
+        found += self.ignored_by_checkpoints() + self.ignored_on_the_wire(self.method) + self.ignored_in_parallel()
         if self.method == "dp" and self.anchor_device:
             found.append("anchor_device has no effect with method dp")
         if self.hf and self.size != TrainConfig().size:
@@ -214,7 +214,7 @@ _WITHOUT_EFFECT = {
 _LEAST = {
     "replicas": 1, "sync_every": 1, "sites": 1, "site_every": 0, "batch_tokens": 1,
     "tokens": 0, "steps": 0, "seed": 0, "eval_every": -1,
-    "eval_sequences": 1, "checkpoint_every": 0, "keep": 0, "stop_at": 0, "threads": 0,
+    "eval_sequences": 1, "stop_at": 0, "threads": 0,
 }  # fmt: skip
 
 

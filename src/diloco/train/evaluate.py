@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from diloco.train.data import Data
-from diloco.train.loss import lm_loss
-from diloco.train.replica import forward_precision
+from diloco.train.parallel.engine import Engine, OneDevice
 
 EVAL_BATCH_TOKENS = 8192
 """Tokens in one forward pass: bounds the memory for logits."""
@@ -28,7 +26,6 @@ class Evaluation:
     sequences: int
 
 
-@torch.no_grad()
 def evaluate(
     model: nn.Module,
     weights: dict[str, Tensor],
@@ -42,13 +39,24 @@ def evaluate(
 
     `progress` is called with the fraction done. Neither the model's weights and mode nor any random state are changed.
     """
-    training, losses = model.training, []
+    return evaluate_over(OneDevice(model, device, precision), weights, data, sequences, device, progress)
+
+
+def evaluate_over(
+    engine: Engine,
+    weights: dict[str, Tensor],
+    data: Data,
+    sequences: int,
+    device: torch.device,
+    progress: Callable[[float], None] | None = None,
+) -> Evaluation:
+    """The same on whatever devices a replica has; all of them must call it, and get the same result."""
+    model, losses = engine.model, []
+    training = model.training
     model.eval()
-    for batch_BT in data.heldout_batches(max(EVAL_BATCH_TOKENS // data.config.seq_len, 1), sequences):
-        batch_BT = batch_BT.to(device)
-        with forward_precision(precision, device):
-            logits_BTV = functional_call(model, weights, (batch_BT[:, :-1],))
-        losses += [lm_loss(logits_BTV[b : b + 1], batch_BT[b : b + 1, 1:])[1].item() for b in range(len(batch_BT))]
+    batches = data.heldout_batches(max(EVAL_BATCH_TOKENS // data.config.seq_len, 1), sequences)
+    for found in engine.sequence_losses(weights, (batch_BT.to(device) for batch_BT in batches)):
+        losses += found
         if progress:
             progress(len(losses) / sequences)
     model.train(training)

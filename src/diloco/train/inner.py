@@ -143,8 +143,9 @@ def body_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 def _adamw(params: list[nn.Parameter], cfg: InnerConfig, lr: float, decay: float) -> Optimizer:
     groups = [
-        {"params": [p for p in params if p.dim() >= 2], "weight_decay": decay},
-        {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in alike if (p.dim() >= 2) is decays], "weight_decay": decay if decays else 0.0}
+        for alike in _by_mesh(params)
+        for decays in (True, False)
     ]
     fused = all(p.device.type in _FUSED_DEVICES and p.is_floating_point() for p in params)
     return torch.optim.AdamW(
@@ -152,9 +153,28 @@ def _adamw(params: list[nn.Parameter], cfg: InnerConfig, lr: float, decay: float
     )
 
 
+def _by_mesh(params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Whole parameters and those sharded over one mesh each by themselves: one kernel does not take both. Without
+    sharding, all."""
+    alike: dict[tuple[str, ...] | None, list[nn.Parameter]] = {}
+    for p in params:
+        alike.setdefault(_mesh_of(p), []).append(p)
+    return list(alike.values())
+
+
+def _mesh_of(parameter: nn.Parameter) -> tuple[str, ...] | None:
+    """The dimensions that a parameter is sharded over; None where it is whole."""
+    return parameter.device_mesh.mesh_dim_names if hasattr(parameter, "device_mesh") else None
+
+
 def _muon(params: list[nn.Parameter], lr: float, decay: float) -> Optimizer:
     if not hasattr(torch.optim, "Muon"):
         raise BadInput(f"inner.optimizer is 'muon', which torch {torch.__version__} lacks: use torch>=2.9 or adamw")
+    if any(map(_mesh_of, params)):
+        raise BadInput(
+            "inner.optimizer is 'muon', which needs whole matrices, but the mesh shards them: use adamw, or a mesh of "
+            "replica and pp only"
+        )
     # match_rms_adamw (arXiv:2502.16982 section 2.2) gives Muon's updates AdamW's scale, so that one lr serves both.
     return torch.optim.Muon(params, lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, adjust_lr_fn="match_rms_adamw")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,16 +13,17 @@ from diloco.errors import BadInput
 from diloco.train import resume
 from diloco.train.config import TrainConfig
 from diloco.train.data import Data, open_data
-from diloco.train.evaluate import Evaluation, evaluate
+from diloco.train.evaluate import Evaluation, evaluate_over
 from diloco.train.hf import count_module
 from diloco.train.inner import lr_at
 from diloco.train.model_source import model_for
+from diloco.train.parallel.mesh import picture
 from diloco.train.progress import Progress
 from diloco.train.receipt import make_receipt, make_row
 from diloco.train.replica import Replica, build_replicas
-from diloco.train.run import Run, run_path
+from diloco.train.run import Run
+from diloco.train.saving import Checkpoints
 from diloco.train.world import World, enter_world
-from diloco.watch import runfolder
 
 EVALS_PER_RUN = 20
 
@@ -48,6 +48,7 @@ def train(config: TrainConfig, quiet: bool = False) -> dict[str, Any]:
             if job.checkpoint_due(step):
                 job.save(step)
             if step == job.last_step:
+                job.checkpoints.finish()
                 break
             job.inner_step(step)
             step += 1
@@ -61,15 +62,16 @@ class Job:
         self.config, self.world, self.progress = config, world, progress
         self.run = world.together(lambda: Run(config) if world.main else None)
         self.data: Data = self._open_data()
-        model = model_for(config, self.data, world.device)
+        # A model that is to be spread over devices need not fit into one.
+        model = model_for(config, self.data, "cpu" if world.place else world.device)
         self.params = count_module(model)
         self.total_steps = config.total_steps(self.params.params)
         self.last_step = min(config.stop_at or self.total_steps, self.total_steps)
         self._check_batches()
-        self.checkpoints: Path = run_path(config) / runfolder.CHECKPOINTS
+        self.checkpoints = Checkpoints(config, world)
         self.replicas: list[Replica] = build_replicas(
             config, self.data, model, self.total_steps, world, self._on_round, self._on_interval,
-            resume.codec_of(self.checkpoints, config),
+            resume.codec_of(self.checkpoints.store, config),
         )  # fmt: skip
         self.evaluations: dict[int, Evaluation] = {}
         self.rows: list[torch.Tensor] = []
@@ -83,16 +85,19 @@ class Job:
     def start(self) -> int:
         """The step to begin at: 0, or the last checkpoint's."""
         step, notes, replicas = 0, [], self.config.replicas
+        if self.world.distributed:
+            self.progress.say(picture(self.world.shape))
         if self.config.resume:
             step, notes, replicas = self.world.together(self._resume)
+        else:
+            self.world.together(lambda: self.checkpoints.check_fresh() if self.world.main else None)
         self.world.together(lambda: self._open_run(step))
+        self._share_evaluations()
         notes += resume.change_replicas(self.replicas, replicas)
         if step == 0 and self.replicas[0].sync and self.replicas[0].sync.codec_choice:
             notes.append(str(self.replicas[0].sync.codec_choice))
-        if self.run:
-            for text in notes:
-                self.run.note(step, text)
-                self.progress.say(text)
+        for text in notes:
+            self._say(step, text)
         self.first_unlogged = step
         self.progress.begin(step, self.total_steps)
         return step
@@ -111,16 +116,15 @@ class Job:
     def eval_due(self, step: int) -> bool:
         every = self.config.eval_every or max(self.total_steps // EVALS_PER_RUN, 1)
         # A resumed run has its checkpoint's evaluation on file.
-        return (step == self.total_steps or (every > 0 and step % every == 0)) and step not in self.evaluations
+        due = step == self.total_steps or (every > 0 and step % every == 0)
+        return (due or (self.config.keep_best > 0 and self.checkpoint_due(step))) and step not in self.evaluations
 
     def evaluate(self, step: int) -> None:
-        """On the newest global weights, in the main process; the others go on and meet it at the next sync."""
-        if not self.world.main:
+        """On the newest global weights, by replica 0; the others go on and meet it at the next sync."""
+        if 0 not in self.world.mine:
             return
-        replica, c = self.replicas[0], self.config
-        result = evaluate(
-            replica.model, replica.global_weights(), self.data, c.eval_sequences, c.precision, self.world.device
-        )
+        replica, weights = self.replicas[0], self.replicas[0].global_weights()
+        result = evaluate_over(replica.engine, weights, self.data, self.config.eval_sequences, self.world.device)
         self.evaluations[step] = result
         self.progress.evaluated(step, result)
         if self.run:
@@ -134,10 +138,13 @@ class Job:
         self._log_window()
         if step == self.saved_at:
             return
-        path = resume.save(self.checkpoints, step, self.config, self.world, self.replicas, self._seconds())
+        measured = self.evaluations.get(step)
+        saved = self.checkpoints.save(step, self.replicas, self._seconds(), measured and measured.loss)
         self.saved_at = step
         if self.run:
-            self.run.log.write("checkpoint", step, path=str(path))
+            self.run.log.write("checkpoint", step, path=saved.path, stall_s=saved.stall_s)
+        if saved.failed:
+            self._say(step, f"a checkpoint was not written: {saved.failed}")
 
     def receipt(self, step: int) -> dict[str, Any]:
         receipt = make_receipt(self, step, self._seconds())
@@ -146,11 +153,17 @@ class Job:
         return receipt
 
     def close(self) -> None:
-        """Lets go of the run folder."""
+        """Ends the last save, and lets go of the run folder."""
+        self.checkpoints.close()
         if self.run:
             self.run.close()
 
     # -- details
+
+    def _say(self, step: int, text: str) -> None:
+        if self.run:
+            self.run.note(step, text)
+            self.progress.say(text)
 
     def _open_data(self) -> Data:
         """The main process first, so that the others find the token cache."""
@@ -166,6 +179,12 @@ class Job:
         if self.run:
             self.run.open(step, self._facts(), self.data.tokenizer.json)
             self.evaluations = self.run.evaluations()
+
+    def _share_evaluations(self) -> None:
+        """All of replica 0 has to know which evaluations are on file, since all of it evaluates."""
+        own = {step: dataclasses.asdict(found) for step, found in self.evaluations.items()}
+        known = self.world.exchange.island.gather_json(own)[0]
+        self.evaluations = {int(step): Evaluation(**found) for step, found in known.items()}
 
     def _resume(self) -> tuple[int, list[str], int]:
         """The step of the checkpoint gone on from, what is to be said about it, and its number of replicas."""
@@ -200,6 +219,7 @@ class Job:
             "tokens": self.total_steps * self.config.batch_tokens,
             "device": str(self.world.device),
             "distributed": self.world.distributed,
+            "mesh": str(self.world.shape),
             "tokenizer": self.data.tokenizer.fingerprint,
             "data": self.data.fingerprint,
         }

@@ -44,7 +44,9 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight)
+        # Where sharding gathers gains in bf16, they are widened to what they multiply.
+        gain = self.weight.to(torch.promote_types(x.dtype, self.weight.dtype))
+        return F.layer_norm(x, gain.shape, gain)
 
 
 class Attention(nn.Module):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def make_receipt(job: Job, step: int, seconds: float) -> dict[str, Any]:
     """JSON values only. `ok` is False for a run of several replicas that never committed a round."""
     sync = job.replicas[0].sync
-    own = sync.receipt() if sync is not None else _data_parallel(job, step)
+    own = _of_the_replica(sync.receipt(), job) if sync is not None else _data_parallel(job, step)
     last = job.evaluations.get(step)
     finished = step == job.total_steps
     return {
@@ -64,6 +64,28 @@ def make_row(job: Job, receipt: dict[str, Any]) -> dict[str, Any]:
         "seconds": receipt["seconds"],
         "bytes_sent": receipt["bytes_sent"],
     }
+
+
+def _of_the_replica(own: dict[str, Any], job: Job) -> dict[str, Any]:
+    """With the bytes that all of the replica's devices sent, each its own shards. Every process must call it."""
+    island = job.world.exchange.island
+    if island.size == 1:
+        return own
+    sent = {key: own[key] for key in _BYTES} | {"rounds": [[r[key] for key in _BYTES] for r in own["rounds"]]}
+    ranks = island.gather_json(sent)
+    rounds = [
+        {**r, **{key: sum(rank["rounds"][i][k] for rank in ranks) for k, key in enumerate(_BYTES)}}
+        for i, r in enumerate(own["rounds"])
+    ]
+    return {
+        **own,
+        **{key: sum(rank[key] for rank in ranks) for key in _BYTES},
+        "bytes_sent_per_device": [rank["bytes_sent"] for rank in ranks],
+        "rounds": rounds,
+    }
+
+
+_BYTES = ("bytes_sent", "site_bytes_sent")
 
 
 def _outer_columns(config: TrainConfig) -> dict[str, float | None]:

@@ -1,41 +1,51 @@
 """One replica: a model, its inner optimizer, and its inner step.
 
-Shapes: B sequences, T positions, V vocabulary, S shards of the global batch.
+Shapes: B sequences, T positions, S shards of the global batch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from diloco.outer.fragments import Fragmentation, Stage
 from diloco.outer.late import LATE
 from diloco.outer.optimizers import Average
 from diloco.outer.report import RoundReport
 from diloco.outer.schedule import count_rounds
+from diloco.outer.shards import local
 from diloco.sync import DiLoCo
 from diloco.train.config import TrainConfig
 from diloco.train.data import Data
-from diloco.train.inner import build_inner, clip_gradients, lr_at, set_lr
-from diloco.train.loss import lm_loss
+from diloco.train.inner import build_inner, lr_at, set_lr
+from diloco.train.model_source import model_for
+from diloco.train.parallel.build import build_engine
+from diloco.train.parallel.engine import Engine
+from diloco.train.parallel.layers import Options
 from diloco.train.world import World
 from diloco.wire.exchange import sum_bytes
 
 
 class Replica:
-    """`shards`: the shards of the global batch it trains on. One for DiLoCo; all of this process's for data
-    parallel."""
+    """Or this process's part of one, where it is spread over several.
+
+    `shards`: the shards of the global batch it trains on. One for DiLoCo; all of this process's for data parallel.
+    """
 
     def __init__(
-        self, config: TrainConfig, data: Data, model: nn.Module, total_steps: int, world: World, shards: tuple[int, ...]
+        self, config: TrainConfig, data: Data, engine: Engine, total_steps: int, world: World, shards: tuple[int, ...]
     ) -> None:
-        self.config, self.data, self.model, self.total_steps = config, data, model, total_steps
+        self.config, self.data, self.engine, self.total_steps = config, data, engine, total_steps
         self.world, self.shards = world, shards
-        self.optimizers = build_inner(model, config.inner, total_steps)
+        self.optimizers = build_inner(self.model, config.inner, total_steps)
         self.sync: DiLoCo | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        return self.engine.model
 
     def inner_step(self, step: int) -> Tensor:
         """Inner step `step`, counted from 0. Returns [nll in nats per token, gradient norm before clipping] of each
@@ -50,7 +60,7 @@ class Replica:
             self.world.exchange.step_ends(*self.shards)
             self._average_gradients()
             self.world.exchange.step_begins()
-        norm = clip_gradients(self.model, self.config.inner.clip)
+        norm = self.engine.clip(self.config.inner.clip)
         if self.sync is not None:
             self.sync.count_tokens(self.config.batch_tokens // self.world.replicas)
         for optimizer in self.optimizers:
@@ -69,23 +79,22 @@ class Replica:
         own = {name: p.detach() for name, p in self.model.named_parameters()}
         if self.sync is None:
             return own
-        return own | {name: view.to(own[name].device, own[name].dtype) for name, view in self.sync.anchor().items()}
+        anchor = self.sync.anchor()
+        if self.world.place:
+            return anchor  # sharded as the parameters are, and cast where they are put in
+        return own | {name: view.to(own[name].device, own[name].dtype) for name, view in anchor.items()}
 
     def _backward(self, step: int, shard: int) -> Tensor:
         # A function of seed and place alone, so that dropout differs between shards, is the same in one process and in
         # many, and a resume needs no generator state.
         torch.manual_seed(hash((self.config.seed, step, shard)) % 2**63)
         batch_BT = self.data.batch(step, shard, self.world.replicas, self.config.sequences).to(self.world.device)
-        with forward_precision(self.config.precision, self.world.device):
-            logits_BTV = self.model(batch_BT[:, :-1])
-        loss, nll = lm_loss(logits_BTV, batch_BT[:, 1:], self.config.z_loss)
-        loss.backward()
-        return nll.detach()
+        return self.engine.forward_backward(batch_BT)
 
     def _average_gradients(self) -> None:
         """Synchronous data parallel: the mean gradient over all shards, summed in shard order in one process and in
         many."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         if not self.world.distributed:
             self.world.exchange.pass_time(sum_bytes(sum(g.nbytes for g in gradients), self.world.replicas))
         else:
@@ -93,11 +102,6 @@ class Replica:
             for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
                 gradient.copy_(part.view_as(gradient))
         torch._foreach_div_(gradients, self.world.replicas)
-
-
-def forward_precision(precision: str, device: torch.device) -> contextlib.AbstractContextManager:
-    """Autocast for bf16, nothing for fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 
 
 def build_replicas(
@@ -118,21 +122,22 @@ def build_replicas(
         "settings": _shared_settings(config, total_steps),
     }
     if config.method == "dp":
-        replica = Replica(config, data, model, total_steps, world, world.mine)
+        replica = Replica(config, data, _engine(config, model, world), total_steps, world, world.mine)
         if world.distributed:
-            world.exchange.join(facts, list(model.state_dict().values()))
+            world.exchange.join(facts, [local(t) for t in replica.model.state_dict().values()])
         return [replica]
     interval = config.build_interval(total_steps)
     outer = Average() if config.method == "local-sgd" else config.outer.build(count_rounds(interval, total_steps))
     replicas = []
+    models = [model, *(copy.deepcopy(model) for _ in world.mine[1:])]
     for index, rank in enumerate(world.mine):
-        replica = Replica(config, data, model if index == 0 else copy.deepcopy(model), total_steps, world, (rank,))
+        replica = Replica(config, data, _engine(config, models[index], world), total_steps, world, (rank,))
         replica.sync = DiLoCo(
             replica.model,
             replica.optimizers,
             sync_every=interval,
             outer=outer,
-            fragments=config.build_fragments(),
+            fragments=_fragments(config, data, world),
             overlap=config.build_overlap(),
             mixing=config.build_mixing() if config.build_overlap() not in (0, *LATE) else 0.0,
             codec=codec,
@@ -145,6 +150,25 @@ def build_replicas(
         )
         replicas.append(replica)
     return replicas
+
+
+def _engine(config: TrainConfig, model: nn.Module, world: World) -> Engine:
+    return build_engine(
+        model,
+        world.place,
+        world.device,
+        Options(config.activation_checkpointing, config.compile, config.cpu_offload, config.precision),
+        z_loss=config.z_loss,
+        microbatches=config.share_out(config.sequences // world.replicas, world.shape),
+        schedule=config.pipeline_schedule,
+    )
+
+
+def _fragments(config: TrainConfig, data: Data, world: World) -> Fragmentation:
+    """A pipeline's stages have to agree on the fragments of the whole model."""
+    if world.shape.pp == 1:
+        return config.build_fragments()
+    return Stage(config.build_fragments(), model_for(config, data, "meta"))
 
 
 def _shared_settings(config: TrainConfig, total_steps: int) -> list[str]:

@@ -1,33 +1,29 @@
-"""What a checkpoint of a run holds, and going on from it.
-
-Parts: `global` (anchor, outer state, rounds) once, and `replica-m` (local weights, inner optimizer state, counters) for
-each replica. Data order, learning rates and random numbers are functions of the step, so they need no state.
-"""
+"""Going on from a checkpoint: with the same replicas bit for bit, with others from what they have in common."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from diloco import checkpoint
-from diloco.checkpoint.manifest import read_manifest
+from diloco.checkpoint import Saved, Store
 from diloco.errors import BadInput
-from diloco.train.config import TrainConfig, config_hash, to_dict
+from diloco.train.checkpoint_options import CheckpointOptions
+from diloco.train.config import TrainConfig, to_dict
+from diloco.train.parallel_options import ParallelOptions
 from diloco.train.replica import Replica
+from diloco.train.run import run_path
+from diloco.train.saving import Checkpoints
+from diloco.train.state import GLOBAL, Reader, restore, unit_of
 from diloco.train.world import World
 from diloco.watch import runfolder
 from diloco.wire.choose import AUTO
 
-FORMAT = 2
-
 # What may change between two legs of one run; anything else would make it another run.
 FREE = (
+    *(f.name for kind in (CheckpointOptions, ParallelOptions) for f in dataclasses.fields(kind)),
     "replicas",
     "stop_at",
-    "keep",
-    "checkpoint_every",
     "eval_every",
     "device",
     "threads",
@@ -50,93 +46,61 @@ class Resumed(NamedTuple):
     """What could not be carried over, a sentence each."""
 
 
-def save(
-    root: Path, step: int, config: TrainConfig, world: World, replicas: list[Replica], seconds: float
-) -> Path | None:
-    """Every process writes its own parts and the main one commits them; returns the checkpoint's folder there.
-
-    Raises FloatingPointError where the weights are not finite: such a checkpoint must not push out a good one.
-    """
-    trees = {f"replica-{m}": _replica_tree(r) for m, r in zip(world.mine, replicas, strict=False)}
-    if config.method == "dp" and not world.main:
-        trees = {}  # all ranks hold the same
-    if world.main:
-        trees["global"] = _global_tree(replicas[0])
-    _refuse_nonfinite(trees, step, world)
-    folder = checkpoint.tmp_folder(root, step)
-    parts = [dataclasses.asdict(checkpoint.write_part(folder, name, tree)) for name, tree in trees.items()]
-    everyone = world.gather_json([parts] + [[]] * (len(world.mine) - 1))
-    if not world.main:
-        return None
-    meta = {
-        "format": FORMAT,
-        "step": step,
-        "seconds": seconds,
-        "replicas": config.replicas,
-        "config": to_dict(config),
-        "config_hash": config_hash(config),
-        "codec": replicas[0].sync.codec.name if replicas[0].sync is not None else None,
-        "clock": world.exchange.clock.state_dict() if world.virtual_s is not None else None,
-    }
-    return checkpoint.commit(
-        root, step, [checkpoint.PartInfo(**p) for own in everyone for p in own], meta, keep=config.keep
-    )
-
-
-def codec_of(root: Path, config: TrainConfig) -> str:
+def codec_of(store: Store, config: TrainConfig) -> str:
     """The configured codec; where that is `auto` and there is a run to resume, what was chosen at its start."""
     if config.codec != AUTO or not config.resume:
         return config.codec
-    path, _ = checkpoint.latest_whole(root)
-    return (path and read_manifest(path)["meta"].get("codec")) or config.codec
+    step, _ = store.latest_whole(content=False)
+    return (step is not None and store.manifest(step).meta.get("codec")) or config.codec
 
 
-def _refuse_nonfinite(trees: dict, step: int, world: World) -> None:
-    bad = [f"{name}/{where}" for name, tree in trees.items() if (where := checkpoint.first_nonfinite(_weights(tree)))]
-    found = [name for names in world.gather_json([bad] + [[]] * (len(world.mine) - 1)) for name in names]
-    if found:
-        raise FloatingPointError(
-            f"{found[0]} is not finite after inner step {step}: no checkpoint was written, earlier ones were kept"
-        )
-
-
-def load(root: Path, config: TrainConfig, world: World, replicas: list[Replica]) -> Resumed:
-    """Restores the newest whole checkpoint; a run that was killed before its first begins anew.
+def load(checkpoints: Checkpoints, config: TrainConfig, world: World, replicas: list[Replica]) -> Resumed:
+    """Restores the newest whole checkpoint; a run that was killed before its first begins anew. All processes call it.
 
     Raises BadInput where all are damaged or lack something, or where the run has other settings.
     """
-    path, skipped = checkpoint.latest_whole(root)
-    if path is None and skipped:
-        raise BadInput(
-            f"{root} holds no whole checkpoint to resume from ({'; '.join(skipped)}): start another run with --name"
-        )
-    if path is None:
-        file = root.parent / runfolder.CONFIG
-        if not file.is_file() or "config" not in (record := runfolder.read_json(file)):
-            raise BadInput(
-                f"{file} does not say what run this was, and there is no checkpoint: start another with --name"
-            )
-        _check_same_run(record["config"], to_dict(config), file)
+    store = checkpoints.store
+    # Every byte is looked at once, by the main process; the others check what they read themselves.
+    step, skipped = checkpoints.share(world.together(lambda: store.latest_whole() if world.main else None))
+    if step is None:
+        _check_anew(store, skipped, config)
         return Resumed(0, 0.0, config.replicas, ["it had no checkpoint yet, so it began anew"])
-    meta = read_manifest(path)["meta"]
-    if meta.get("format") != FORMAT:
-        raise BadInput(
-            f"{path} has checkpoint format {meta.get('format')!r}, this version reads {FORMAT}: use the version that "
-            "wrote it"
-        )
-    _check_same_run(meta["config"], to_dict(config), path)
-    saved = 1 if config.method == "dp" else meta["replicas"]
-    names = [f"replica-{m % saved}" for m, _ in zip(world.mine, replicas, strict=False)]
-    trees, _ = checkpoint.load(path, ["global", *sorted(set(names))], verify=False)  # latest_whole has just verified it
-    for name, replica in zip(names, replicas, strict=True):
-        _check_complete(path / name, trees[name], replica, just_reset=_just_reset(trees["global"], name, meta["step"]))
-        _restore(replica, trees[name], trees["global"], with_local=config.method == "dp" or saved == config.replicas)
-    if world.virtual_s is not None and meta.get("clock"):
-        world.exchange.clock.load_state_dict(_clock_of(meta["clock"], config.replicas))
+    saved = store.open(step, verify=not world.main)
+    _check_same_run(saved.meta["config"], to_dict(config), saved.name)
+    for_replicas = 1 if config.method == "dp" else saved.meta["replicas"]
+    with_local = config.method == "dp" or for_replicas == config.replicas
+    shared: dict[str, Any] = {}
+    for m, replica in zip(world.mine, replicas, strict=False):
+        reader = Reader(saved, replica, in_island=world.exchange.island.size > 1)
+        if not shared:
+            stored = reader.stored(GLOBAL)
+            shared = reader.read(stored, stored)
+        _restore(reader, replica, unit_of(m % for_replicas), shared, with_local)
+    if world.virtual_s is not None and saved.meta.get("clock"):
+        world.exchange.clock.load_state_dict(_clock_of(saved.meta["clock"], config.replicas))
     if world.main:
-        checkpoint.drop_after(root, meta["step"])
+        store.drop_after(step)
     notes = [f"skipped a damaged checkpoint: {reason}" for reason in skipped]
-    return Resumed(meta["step"], meta["seconds"], meta["replicas"], notes)
+    return Resumed(step, saved.meta["seconds"], saved.meta["replicas"], notes)
+
+
+def _check_anew(store: Store, skipped: list[str], config: TrainConfig) -> None:
+    if skipped:
+        raise BadInput(
+            f"{store} holds no whole checkpoint to resume from ({'; '.join(skipped)}): start another run with --name"
+        )
+    file = run_path(config) / runfolder.CONFIG
+    if not file.is_file() or "config" not in (record := runfolder.read_json(file)):
+        raise BadInput(f"{file} does not say what run this was, and there is no checkpoint: start another with --name")
+    _check_same_run(record["config"], to_dict(config), file)
+
+
+def _restore(reader: Reader, replica: Replica, unit: str, shared: dict, with_local: bool) -> None:
+    """`with_local`: what a replica has not got across yet is its own, and means nothing to another number of them."""
+    stored, where = reader.stored(unit), f"{reader.saved.name}/{unit}"
+    _check_complete(where, stored, replica, just_reset=_just_reset(shared, unit, reader.saved))
+    keys = ("model", "optimizer", "counts", *(("local",) if with_local else ()))
+    restore(replica, reader.read(stored, keys), shared, where)
 
 
 def _clock_of(saved: dict[str, list[float]], replicas: int) -> dict[str, list[float]]:
@@ -147,52 +111,20 @@ def _clock_of(saved: dict[str, list[float]], replicas: int) -> dict[str, list[fl
     return {"now_s": now, "line_free_s": now, "stalled_s": [0.0] * replicas}
 
 
-def _replica_tree(replica: Replica) -> dict:
-    tree = {"model": replica.model.state_dict(), "optimizers": [o.state_dict() for o in replica.optimizers]}
-    if replica.sync is not None:
-        state = replica.sync.state_dict()
-        tree |= {key: state[key] for key in ("counts", "local")}
-    return tree
-
-
-def _global_tree(replica: Replica) -> dict:
-    if replica.sync is None:
-        return {}
-    state = replica.sync.state_dict()
-    return {key: state[key] for key in ("anchor", "outer", "buffers", "rounds")}
-
-
-def _weights(tree: dict) -> dict:
-    return {key: tree[key] for key in ("model", "anchor") if key in tree}
-
-
-def _check_complete(part: Path, tree: dict, replica: Replica, just_reset: bool) -> None:
+def _check_complete(where: str, tree: dict, replica: Replica, just_reset: bool) -> None:
     """Raises BadInput where a part would restore less than it should: moments that start from zero shock the loss."""
-    wanted = ["model", "optimizers", *(["counts", "local"] if replica.sync is not None else [])]
-    missing = [key for key in wanted if key not in tree]
-    if not missing and not just_reset and len(tree["optimizers"]) == len(replica.optimizers):
-        missing = [f"optimizers/{i}/state" for i, saved in enumerate(tree["optimizers"]) if not saved.get("state")]
-    if missing:
+    wanted = ["model", "optimizer", *(["counts", "local"] if replica.sync is not None else [])]
+    missing = [key for key in wanted if key not in tree or (key in ("model", "optimizer") and not tree[key])]
+    if missing and not (missing == ["optimizer"] and just_reset):
         raise BadInput(
-            f"{part} lacks {missing[0]}, without which the run would not be the same: use another checkpoint"
+            f"{where} lacks {missing[0]}, without which the run would not be the same: use another checkpoint"
         )
 
 
-def _just_reset(shared: dict, name: str, step: int) -> bool:
+def _just_reset(shared: dict, unit: str, saved: Saved) -> bool:
     """Whether the replica was reset in a round at this very step, which clears moments that were not finite."""
     last = shared["rounds"][-1] if shared.get("rounds") else None
-    return last is not None and last["landed_step"] == step and name in [f"replica-{m}" for m in last["left_out"]]
-
-
-def _restore(replica: Replica, tree: dict, shared: dict, with_local: bool) -> None:
-    """`with_local`: what a replica has not got across yet is its own, and means nothing to another number of them."""
-    replica.model.load_state_dict(tree["model"])
-    for optimizer, state in zip(replica.optimizers, tree["optimizers"], strict=True):
-        # Torch keeps the very tensors it is given, and several replicas may be restored from one part.
-        optimizer.load_state_dict(copy.deepcopy(state))
-    if replica.sync is not None:
-        own = {key: tree[key] for key in ("counts", *(("local",) if with_local else ()))}
-        replica.sync.load_state_dict({**shared, **own})
+    return last is not None and last["landed_step"] == saved.step and unit in [unit_of(m) for m in last["left_out"]]
 
 
 def change_replicas(replicas: list[Replica], saved: int) -> list[str]:
@@ -210,7 +142,7 @@ def change_replicas(replicas: list[Replica], saved: int) -> list[str]:
     return notes
 
 
-def _check_same_run(saved: dict, now: dict, path: Path, prefix: str = "") -> None:
+def _check_same_run(saved: dict, now: dict, path: Path | str, prefix: str = "") -> None:
     for key, value in now.items():
         was = saved.get(key)
         if isinstance(value, dict) and isinstance(was, dict):

@@ -1,5 +1,5 @@
-"""Which replicas this process runs, and how it reaches the others: all of them in one process, or one per rank under
-torchrun."""
+"""Which replicas this process runs, and how it reaches the others: all of them in one process, or under torchrun one,
+or a part of one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from diloco.errors import BadInput
 from diloco.train.config import TrainConfig
+from diloco.train.parallel.mesh import MeshShape, build_mesh, parse_mesh
+from diloco.train.parallel.place import Place
 from diloco.wire.collective import Collective
 from diloco.wire.hierarchical import Hierarchical
 from diloco.wire.local import Local
@@ -28,6 +30,12 @@ class World:
     mine: tuple[int, ...]
     """Ranks of the replicas that run in this process."""
     device: torch.device
+    place: Place | None = None
+    """This process's place in its replica, where that is spread over several."""
+
+    @property
+    def shape(self) -> MeshShape:
+        return self.place.shape if self.place else MeshShape(replica=self.replicas if self.distributed else 1)
 
     @property
     def replicas(self) -> int:
@@ -40,7 +48,7 @@ class World:
     @property
     def main(self) -> bool:
         """Whether this process writes the run folder."""
-        return 0 in self.mine
+        return 0 in self.mine and self.exchange.island.rank == 0
 
     @property
     def virtual_s(self) -> float | None:
@@ -65,10 +73,19 @@ class World:
             result = work()
         except BadInput as error:
             own = error
-        refusals = [text for text in self.gather_json([own and str(own)] * len(self.mine)) if text]
-        if refusals:
-            raise own or BadInput(refusals[0])
+        # Counterparts in the replicas first, then within each replica: so it reaches all.
+        counterparts = self.gather_json([own and str(own)] * len(self.mine))
+        refusals = self.exchange.island.gather_json(next(filter(None, counterparts), None))
+        if refusal := next(filter(None, refusals), None):
+            raise own or BadInput(refusal)
         return result
+
+    def gather_all(self, value: object) -> list:
+        """One JSON value for each process -> those of all: a replica's together, the replicas in rank order."""
+        if not isinstance(self.exchange, Collective):
+            return [value]
+        columns = self.exchange.island.gather_json(self.exchange.gather_json(value))
+        return [own for replica in zip(*columns, strict=True) for own in replica]
 
 
 def world_size() -> int | None:
@@ -96,10 +113,21 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
         raise BadInput(f"threads is {config.threads}: this machine has {os.cpu_count()} cores, so give at most that")
     set_threads(config.threads)
     if processes is None:
+        if config.mesh:
+            raise BadInput(
+                f"mesh is {config.mesh!r}, which lays out processes: start them with torchrun --nproc-per-node N -m "
+                "diloco train, or leave it out"
+            )
         local = _in_sites(Local(config.replicas, config.build_link()), config)
         yield World(local, tuple(range(config.replicas)), device)
         return
-    if processes != config.replicas:
+    shape = parse_mesh(config.mesh, processes)
+    if config.mesh and shape.replica != config.replicas:
+        raise BadInput(
+            f"replicas is {config.replicas}, but mesh {config.mesh!r} makes {shape.replica} of {processes} processes: "
+            "leave --replicas out"
+        )
+    if not config.mesh and processes != config.replicas:
         raise BadInput(
             f"replicas is {config.replicas}, but torchrun started {processes} processes and each is a replica: leave "
             "--replicas out"
@@ -115,8 +143,9 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
             f"the processes cannot meet at {address} ({error}): choose a free port with torchrun --master-port"
         ) from error
     try:
-        exchange = _in_sites(Collective(link=config.build_link()), config)
-        yield World(exchange, (exchange.rank,), device)
+        mesh = build_mesh(shape, device) if shape.island > 1 else None
+        exchange = _in_sites(Collective(mesh, link=config.build_link()), config)
+        yield World(exchange, (exchange.rank,), device, Place(shape, mesh, device) if mesh else None)
     finally:
         dist.destroy_process_group()
 

@@ -10,7 +10,7 @@ off by the next writer. The kinds that a training run writes:
                 spread_max, cosine_median, noise, outer_gradient_norm, outer_update_norm, outer_lr, checksum,
                 bytes_sent, site_bytes_sent, encode_s, wire_s, wait_s, stall_s
     interval    sync_every, noise
-    checkpoint  path
+    checkpoint  path, stall_s (how long training waited)
     note        text
 """
 
