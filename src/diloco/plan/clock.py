@@ -26,9 +26,6 @@ from diloco.plan.run import Run
 WIRE_BYTES = 2
 """Of weights, gradients and activations inside a replica: bf16."""
 
-BACKWARD_SHARE = 2 / 3
-"""Of a step, during which data parallelism already reduces gradients."""
-
 CODEC_PASSES = 16
 """Times that coding and merging go through a chip's memory, in units of the fp32 bytes. Assumed; a laptop's 50 GB/s
 give 3 GB/s, of the order of what docs/wire.md measured on one core."""
@@ -102,12 +99,12 @@ def outer_round(run: Run) -> Round:
     bits = cost.payload_bits(params) * cost.factor(members)
     hops = 0 if members == 1 else 1 if cost.gathers or members == 2 else 2 * (members - 1)
     coded = 0.0 if run.data_parallel or members == 1 else _codec_s(run, params)
-    return Round(bits / (1e9 * link.gbit_per_s), hops * link.latency_s, inside_s, coded, bits)
+    return Round(link.busy_s(bits), hops * link.latency_s, inside_s, coded, bits)
 
 
 def waiting_per_step_s(run: Run, step: Step, one: Round) -> float:
     """Seconds that a step waits for outer rounds, on average."""
-    hidden_s = BACKWARD_SHARE * step.compute_s if run.data_parallel else run.overlap_steps * step.total_s
+    hidden_s = run.backward_share * step.compute_s if run.data_parallel else run.overlap_steps * step.total_s
     waiting_s = run.fragments * max(0.0, one.total_s - hidden_s)
     if run.overlap_steps:
         waiting_s = max(waiting_s, run.fragments * one.link_s - run.sync_every * step.total_s)
@@ -177,4 +174,4 @@ def _spread_s(params: float, replicas: int, port: Link) -> float:
 
 
 def _bytes_s(sent_bytes: float, link: Link) -> float:
-    return 8 * sent_bytes / (1e9 * link.gbit_per_s)
+    return link.busy_s(8 * sent_bytes)

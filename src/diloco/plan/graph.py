@@ -55,6 +55,9 @@ class Method:
     even_gaps: bool = True
     """Fragments follow one another by round(H / P) steps, so that a cycle lasts P times that, or else fragment p by
     floor(p H / P) with a cycle of H."""
+    layerwise: bool = True
+    """A layer is sent when its gradient is there and awaited by its own forward pass, or else (False) a fragment is
+    sent when its step has ended and awaited before a step begins."""
 
     def __post_init__(self) -> None:
         for name, least in (("sync_every", 1), ("fragment_layers", 1), ("overlap_steps", 0)):
@@ -104,7 +107,9 @@ def sends(layers: int, method: Method) -> tuple[int, tuple[int, ...]]:
     return method.sync_every, tuple(p * method.sync_every // count for p in range(count))
 
 
-def parameter_ready_s(work: Workload) -> list[float]:
-    """When in a step without waiting the parameter gradient of layer 1, 2, ... L is there."""
+def parameter_ready_s(work: Workload, method: Method) -> list[float]:
+    """When in a step without waiting layer 1, 2, ... L may be sent."""
+    if not method.layerwise:
+        return [work.step_s] * work.layers
     node_s, layers = work.node_s, work.layers
     return [work.step_s, *((3 * layers - 2 * layer + 2) * node_s for layer in range(2, layers + 1))]

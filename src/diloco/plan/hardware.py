@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 
 from diloco.errors import BadInput
 
+TCP_FRAMING = 1538 / 1448
+"""Bytes on an Ethernet line for each byte that TCP carries: a full frame, its gap and preamble included, holds 1448."""
+
 ASSUMED_MFU = 0.4
 """Share of the peak that a well-tuned training run reaches, where nobody has measured it."""
 
@@ -55,12 +58,21 @@ class Link:
     label: str = ""
     source: str = ""
     date: str = ""
+    framing: float = 1.0
+    """Bytes on the line for each of payload: `TCP_FRAMING` where the rate is an Ethernet line's, 1 where it is what a
+    transfer was seen to reach."""
 
     def __post_init__(self) -> None:
         if not self.gbit_per_s > 0:
             raise BadInput(f"link {self.name} has {self.gbit_per_s:g} Gbit/s: give more than 0, as 10gbit")
         if not 0 <= self.latency_s < math.inf:
             raise BadInput(f"link {self.name} has a latency of {self.latency_s:g} s: give 0 or more, as 20ms")
+        if not 1 <= self.framing < math.inf:
+            raise BadInput(f"link {self.name} has a framing of {self.framing:g}: give 1 or more, as 1.06")
+
+    def busy_s(self, bits: float) -> float:
+        """Seconds that so much payload keeps it busy, latency aside."""
+        return bits * self.framing / (1e9 * self.gbit_per_s)
 
 
 @dataclass(frozen=True)

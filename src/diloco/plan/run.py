@@ -11,6 +11,9 @@ from diloco.plan.codecs import CodecCost, codec_cost
 from diloco.plan.hardware import Cluster, Speed
 from diloco.plan.model import ModelShape
 
+BACKWARD_SHARE = 2 / 3
+"""Of a step: data parallelism reduces gradients as the backward pass yields them."""
+
 
 @dataclass(frozen=True)
 class Island:
@@ -60,6 +63,8 @@ class Run:
     data_parallel: bool = False
     codec_bytes_per_s: float | None = None
     """fp32 bytes a second that one chip codes and merges; None for memory bandwidth / CODEC_PASSES."""
+    backward_share: float = BACKWARD_SHARE
+    """Of a step, that hides data parallelism's reductions; 0 for a loop that sums gradients after its backward pass."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "batch_tokens", "replicas", "sync_every", "fragments"):
@@ -67,6 +72,8 @@ class Run:
                 raise BadInput(f"{name} is {getattr(self, name):g}: give a finite number above 0")
         if self.batch_tokens > self.tokens:
             raise BadInput(f"batch_tokens is {self.batch_tokens:g}: give at most the run's {self.tokens:g} tokens")
+        if not 0 <= self.backward_share <= 1:
+            raise BadInput(f"backward_share is {self.backward_share:g}: give a share of a step, 0 to 1")
         if not 0 <= self.overlap_steps <= self.sync_every:
             raise BadInput(f"overlap is {self.overlap_steps} steps: give 0 to the sync interval, {self.sync_every}")
         if self.fragments > self.model.layers:

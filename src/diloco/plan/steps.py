@@ -114,7 +114,7 @@ def _play_cycle(
     clock: _Clock, work: Workload, method: Method, wire: Wire, cycle: int, spans: list[Span] | None = None
 ) -> None:
     cycle_steps, offsets = sends(work.layers, method)
-    parts, ready_s = fragments(work.layers, method), parameter_ready_s(work)
+    parts, ready_s = fragments(work.layers, method), parameter_ready_s(work, method)
     layer_s = wire.reduction_s(work.params / work.layers, method.bits_per_param)
     sent: dict[int, list[int]] = {}
     for part, offset in zip(parts, offsets, strict=True):
@@ -132,7 +132,7 @@ def _play_cycle(
             start_s = max(clock.link_free_s, clock.now_s + ready_s[layer - 1])
             clock.link_free_s = start_s + layer_s
             arrival_s = clock.link_free_s + wire.latency_s
-            clock.due.setdefault(step + 1 + method.overlap_steps, {})[layer] = arrival_s
+            clock.due.setdefault(step + 1 + method.overlap_steps, {})[layer if method.layerwise else 1] = arrival_s
             if spans is not None:
                 spans.append(Span("reduction", layer, step, start_s, arrival_s))
     clock.now_s += (last - clock.step) * work.step_s

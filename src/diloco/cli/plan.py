@@ -1,0 +1,102 @@
+"""`diloco plan`: how long a run takes on a given cluster, what it costs, and whether a further site is worth it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from diloco.cli.options import Common, parse
+from diloco.cli.show import print_json
+from diloco.errors import BadInput
+from diloco.plan.asked import Asked
+
+if TYPE_CHECKING:
+    from diloco.plan.answer import Answer
+    from diloco.plan.search import Found
+
+
+@dataclass(frozen=True)
+class PlanOptions(Asked, Common):
+    """Sets one site alone, data parallel, DiLoCo and streaming DiLoCo side by side for one run: time, bandwidth, money,
+    memory, failures and loss. With a deadline, a budget or a target loss it also searches for the best settings."""
+
+    search: bool = False
+    """Search for the configurations that none beats in loss, days and dollars, without a goal too."""
+    report: str = ""
+    """Write an HTML page with pictures to this file; it opens offline."""
+    like: Literal["", "article"] = ""
+    """article: the founding article's step times and its 650B claim, with what would have to hold for each."""
+
+
+def run(arguments: list[str]) -> int:
+    options = parse(PlanOptions, arguments, "plan")
+    if options.like:
+        return _like_article(options)
+    from diloco.cli.plan_text import answer_text, search_text
+    from diloco.laws.arguments import speaking_flags
+
+    with speaking_flags():
+        answer, found = plan(options)
+    written = _write_report(options.report, answer, found) if options.report else None
+    if options.json:
+        print_json(as_record(answer, found) | ({"report": str(written)} if written else {}))
+        return 0
+    print(answer_text(answer))
+    if found is not None:
+        print(search_text(found, answer.question))
+    if written is not None:
+        print(f"\npage: {written}")
+    return 0
+
+
+def plan(options: PlanOptions) -> tuple[Answer, Found | None]:
+    """Raises BadInput for a question that has no answer."""
+    from diloco.plan.answer import answer
+    from diloco.plan.asked import read_question
+
+    asked = Asked(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Asked)})
+    question = read_question(asked)
+    goals = (question.deadline_s, question.budget_usd, question.target_loss)
+    found = None
+    if options.search or options.report or any(goal is not None for goal in goals):
+        from diloco.plan.search import search
+
+        found = search(question)
+    return answer(question), found
+
+
+def as_record(answer: Answer, found: Found | None) -> dict[str, Any]:
+    """The answer as one JSON-ready object."""
+    return answer.as_dict() | ({"search": found.as_dict()} if found is not None else {})
+
+
+def _write_report(path: str, answer: Answer, found: Found | None) -> Any:
+    from pathlib import Path
+
+    from diloco.plan.pictures import pictures
+    from diloco.watch.plan_page import write_plan_page
+
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return write_plan_page(Path(path), as_record(answer, found), pictures(answer))
+    except OSError as error:
+        raise BadInput(f"--report {path} cannot be written ({error.strerror}): give another") from error
+
+
+def _like_article(options: PlanOptions) -> int:
+    given = [
+        f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Asked) if getattr(options, f.name) != f.default
+    ]
+    if given or options.search or options.report:
+        other = (given or ["--search" if options.search else "--report"])[0]
+        raise BadInput(f"--like is article, which asks its own question: leave {other} out")
+    from diloco.cli.plan_text import article_text
+    from diloco.plan.article import like_article
+
+    article = like_article()
+    if options.json:
+        print_json(dataclasses.asdict(article))
+    else:
+        print(article_text(article))
+    return 0
