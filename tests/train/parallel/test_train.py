@@ -86,6 +86,16 @@ def test_an_island_s_losses_are_those_of_one_device(single: tuple[TrainConfig, d
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size, mesh, processes", [("30k", "fsdp=3", 6), ("100k", "pp=2", 4)])
+def test_shards_may_be_uneven(tmp_path: Path, size: str, mesh: str, processes: int) -> None:
+    """Rows that 3 does not divide, so that a codec's blocks are others than in the whole; 3 layers on 2 stages."""
+    config = streaming(tmp_path, size=size, batch_tokens=12 * 32, name="single")
+    quiet_train(config)
+    spread, _ = over(config, mesh, processes)
+    assert_same_losses(spread, config)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["fsdp=2", "tp=2"])
 def test_a_hugging_face_llama_may_be_spread(tmp_path: Path, mesh: str) -> None:
     llama().hf.save_pretrained(tmp_path / "llama")
