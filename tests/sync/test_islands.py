@@ -207,6 +207,18 @@ def test_an_evaluation_between_syncs_is_no_change_of_parameters() -> None:
         assert losses == reference[rank // 2]["losses"]
 
 
+@pytest.mark.slow
+def test_what_several_ranks_hold_stays_equal_whatever_the_codec() -> None:
+    """Coordinates, and who rounds a sum the second time, hang upon what else a rank holds: the owner's values count."""
+    cases = {codec: {"codec": codec} for codec in ("e3m0", "int4", "topk:0.1", "randk:0.1+ef")}
+    cases["overlap"] = {"codec": "e3m0", "overlap": 1, "mixing": 0.5}
+    found = ranks_of((3, 1, 2), cases)
+    for name in cases:
+        for first, second in zip(found[0::2], found[1::2], strict=True):
+            for kind in ("weights", "anchor"):
+                assert largest_difference(first[name][kind], second[name][kind]) == 0, (name, kind)
+
+
 # -- across a restart
 
 

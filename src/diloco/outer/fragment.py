@@ -7,14 +7,15 @@ another device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from diloco.outer.flat import Flat
+from diloco.outer.island import Island
 from diloco.outer.optimizers import OuterOptimizer, Torch
-from diloco.outer.shards import like, local
+from diloco.outer.shards import Shared, like, local
 from diloco.outer.step import OuterState, TorchState
 
 # Bounds what a sync holds beyond anchor and momentum: three buckets of 8 MiB in flight.
@@ -35,8 +36,8 @@ class Fragment:
     `embeddings` are laid out first. There may be none, on a pipeline stage that has no part of the fragment.
 
     `averaged`, `counters`: buffers that travel with it. `device`: where anchor and outer state live (None: with the
-    model). `block`: elements that a codec codes together, so that no bucket cuts a block. `borrowed`: names that
-    another rank of the replica holds too and counts. `align`: elements that tensors begin at multiples of.
+    model). `block`: elements that a codec codes together, so that no bucket cuts a block. `shared`: what
+    several ranks of the replica hold of it, the same list on all. `align`: elements that tensors begin at multiples of.
     """
 
     def __init__(
@@ -50,10 +51,13 @@ class Fragment:
         averaged: dict[str, Tensor] | None = None,
         counters: dict[str, Tensor] | None = None,
         index: int = 0,
-        borrowed: Collection[str] = (),
+        shared: Sequence[Shared] = (),
         align: int = 1,
     ) -> None:
-        order = sorted(tensors, key=lambda name: (name not in embeddings, name in borrowed, name))
+        self.apart = [s for s in shared if s.apart]
+        borrowed = {s.name for s in shared if not s.owner}
+        apart = {s.name for s in shared if s.apart}
+        order = sorted(tensors, key=lambda name: (name not in embeddings, name in apart, name))
         tensors = {name: tensors[name] for name in order}
         dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors.values()), torch.float32)
         device = device or next((local(t).device for t in tensors.values()), torch.device("cpu"))
@@ -147,6 +151,29 @@ class Fragment:
         """Restarts the replica from the anchor, or from its `start`; there are no inner steps to carry over then."""
         self.left = None
         self.flat.write(self.anchor if self.start is None else self.start, 0, self.flat.numel)
+
+    def reconcile(self, island: Island) -> None:
+        """Anchor and outer state of what several ranks of the replica hold become the owner's on all of them.
+
+        Elementwise arithmetic gives all the same bits. A codec that rounds together what lies together does not: its
+        coordinates, and who rounds a sum the second time, hang upon what else a rank holds.
+        """
+        if not self.apart:
+            return
+        places = {p.name: (p.lo, p.hi) for p in self.flat.places}
+        state = self.state.state_dict()
+        # The outer state of torch's own optimizers has no flat form; what it makes of equal anchors differs little.
+        flats = [self.anchor, *(state.values() if isinstance(self.state, OuterState) else ())]
+        for flat in flats:
+            travelling = flat.new_zeros(sum(s.numel for s in self.apart))
+            parts = list(zip(self.apart, travelling.split([s.numel for s in self.apart]), strict=True))
+            for shared, part in parts:
+                if shared.owner:
+                    part.copy_(flat[slice(*places[shared.name])])
+            island.sum(travelling)
+            for shared, part in parts:
+                if shared.name is not None:
+                    flat[slice(*places[shared.name])].copy_(part)
 
     def checksum(self) -> int:
         """A 64-bit sum over the anchor's bits: equal on two replicas when their anchors are bit-identical.

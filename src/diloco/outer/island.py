@@ -31,6 +31,10 @@ class Island(Protocol):
         """The same for a JSON value."""
         ...
 
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over the ranks of a flat tensor, in its memory; as part of a round."""
+        ...
+
 
 class Alone:
     """A replica on one device."""
@@ -42,6 +46,9 @@ class Alone:
 
     def gather_json(self, value: object) -> list:
         return [value]
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
 
 
 def any_of(island: Island, flag: bool) -> bool:

@@ -258,6 +258,10 @@ class Round:
         if self.whole is not None:
             self._absorb_whole(self.whole)
             self.whole = None
+        if self.report.committed and not self.means.codec.exact:
+            self.fragment.reconcile(self.means.island)
+            if not self.flying and self.fragment.apart:
+                self.fragment.flat.write(self.fragment.anchor, 0, self.fragment.flat.numel)
         self.squares = self.squares.cpu() * self.stride
         return torch.cat([torch.tensor([self.fragment.checksum()]), self.squares[:3].view(torch.int64)])
 

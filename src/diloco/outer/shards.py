@@ -6,8 +6,23 @@ counterparts in the other replicas hold the same part, so nothing is ever gather
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A part that several ranks of an island hold alike, as each of the island's ranks sees it."""
+
+    name: str | None
+    """None on a rank that does not hold it."""
+    numel: int
+    owner: bool
+    """Whether this rank's values are the ones that count."""
+    apart: bool
+    """Whether those who hold it hold different things beside it, so that a codec may round it differently."""
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 from torch import Tensor, nn
 
 from diloco.outer.codec import Codec
+from diloco.outer.codecs.blocked import Blocked
 from diloco.outer.flat import linear_view
 from diloco.outer.fragment import Fragment, bit_sum
 from diloco.outer.island import Island
 from diloco.outer.optimizers import OuterOptimizer, Torch
-from diloco.outer.shards import local, piece
+from diloco.outer.shards import Shared, local, piece
 from diloco.outer.tensors import Roster, clean_name
 
 
@@ -27,7 +30,7 @@ def build_fragments(
 ) -> list[Fragment]:
     """One for each group of names. Buffers travel with the first."""
     device = device or local(next(iter(tensors.trained.values()))).device
-    borrowed = borrowed_names(tensors, island)
+    shared = shared_parts(tensors, groups, island)
     embeddings = embedding_names(model) if embeddings_apart else set()
     return [
         Fragment(
@@ -40,18 +43,36 @@ def build_fragments(
             tensors.averaged if index == 0 else {},
             tensors.counters if index == 0 else {},
             index,
-            borrowed,
-            1 if codec.gathers else codec.block,  # coordinates have no scale to share
+            shared[index],
+            codec.block if isinstance(codec, Blocked) else 1,
         )
         for index, group in enumerate(groups)
     ]
 
 
+def shared_parts(tensors: Roster, groups: list[list[str]], island: Island) -> list[list[Shared]]:
+    """What several ranks of the island hold alike, for each group of names; the lowest that has it is its owner."""
+    fragment_of = {name: index for index, group in enumerate(groups) for name in group}
+    own = {n: [piece(t), local(t).numel(), fragment_of[n]] for n, t in tensors.trained.items()}
+    holders: dict[str, list[int]] = {}
+    rosters = island.gather_json(own)
+    for rank, theirs in enumerate(rosters):
+        for name, part in theirs.items():
+            holders.setdefault(json.dumps([name, *part]), []).append(rank)
+    found: list[list[Shared]] = [[] for _ in groups]
+    for key in sorted(k for k, ranks in holders.items() if len(ranks) > 1):
+        name, _, numel, index = json.loads(key)
+        here = island.rank in holders[key]
+        first, *others = holders[key]
+        apart = any(rosters[rank] != rosters[first] for rank in others)
+        found[index].append(Shared(name if here else None, numel, first == island.rank, apart))
+    return found
+
+
 def borrowed_names(tensors: Roster, island: Island) -> set[str]:
     """Tensors of which a lower rank of the island holds the very part that this rank holds, and counts it."""
-    own = {name: piece(tensor) for name, tensor in tensors.trained.items()}
-    lower = island.gather_json(own)[: island.rank]
-    return {name for name, part in own.items() if any(theirs.get(name) == part for theirs in lower)}
+    [shared] = shared_parts(tensors, [list(tensors.trained)], island)
+    return {s.name for s in shared if s.name is not None and not s.owner}
 
 
 def reshard(model: nn.Module) -> None:

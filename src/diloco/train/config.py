@@ -146,7 +146,7 @@ class TrainConfig(ParallelOptions, CheckpointOptions, WireOptions):
         _require(bool(self.runs), "runs", repr(self.runs), "a folder, . for this one")
         self.check_wire()
         self.check_checkpoints()
-        self.check_parallel(self.replicas, self.codec)
+        self.check_parallel(self.replicas)
         plain = self.name == Path(self.name).name and self.name.isprintable() and len(self.name.encode()) <= 200
         _require(plain and self.name not in (".", ".."), "name", repr(self.name), "one folder's name, without a slash")
         if not self.hf:

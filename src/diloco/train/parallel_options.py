@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from diloco.errors import BadInput
-from diloco.outer.codec import get_codec
-from diloco.outer.codecs.sparse import Sparse
 from diloco.train.parallel.mesh import MeshShape, parse_sizes
-from diloco.wire.choose import AUTO
 
 ScheduleName = Literal["1f1b", "gpipe"]
 
@@ -33,17 +30,11 @@ class ParallelOptions:
     cpu_offload: bool = False
     """With fsdp: keep parameters, gradients and optimizer state in host memory between their uses."""
 
-    def check_parallel(self, replicas: int, codec: str) -> None:
+    def check_parallel(self, replicas: int) -> None:
         """Raises BadInput naming the option that cannot work."""
         sizes = parse_sizes(self.mesh)
         if sizes.get("replica", replicas) != replicas:
             raise BadInput(f"mesh is {self.mesh!r}, but replicas is {replicas}: leave --replicas out")
-        sparse = codec != AUTO and isinstance(get_codec(codec), Sparse)
-        if sparse and max(sizes.get("tp", 1), sizes.get("pp", 1)) > 1:
-            raise BadInput(
-                f"codec is {codec!r}, by which each rank picks what it sends, so that the norms and embeddings that tp "
-                "and pp ranks have in common would come apart: use e3m0, or a mesh of replica, dp and fsdp"
-            )
         if self.pipeline_schedule not in get_args(ScheduleName):
             raise BadInput(
                 f"pipeline_schedule is {self.pipeline_schedule!r}: give one of {', '.join(get_args(ScheduleName))}"

@@ -32,6 +32,12 @@ class Shore:
         _all_gather(received, sent, group=self._groups[apart])
         return received.view(self.size, *row.shape).cpu()
 
+    def sum(self, values: Tensor) -> Tensor:
+        """See `outer/island.py`."""
+        travelling = values.to(self.device)
+        dist.all_reduce(travelling, group=self._groups[False])
+        return values.copy_(travelling)
+
     def gather_json(self, value: object) -> list:
         """Every rank's JSON value on all of them, in rank order."""
         return gather_json(self.gather, value)

@@ -147,8 +147,6 @@ def test_a_batch_that_cannot_be_shared_is_refused(
     [
         ({"mesh": "replica=2,fsdp=2"}, "mesh is 'replica=2,fsdp=2', but replicas is 4: leave --replicas out"),
         ({"mesh": "fspd=2"}, "'fspd' is no dimension: did you mean fsdp"),
-        ({"mesh": "tp=2", "codec": "topk:0.01"}, "codec is 'topk:0.01', by which each rank picks what it sends"),
-        ({"mesh": "pp=2", "codec": "randk:0.1"}, "would come apart: use e3m0, or a mesh of replica, dp and fsdp"),
         ({"pipeline_schedule": "zero"}, "pipeline_schedule is 'zero': give one of 1f1b, gpipe"),
         ({"microbatches": -1}, "microbatches is -1: give 0 or more"),
     ],
