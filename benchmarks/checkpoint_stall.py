@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint_stall.py --out benchmarks/results/checkpoint_stall.json
 
-Two replicas over gloo on this machine, one process each, a checkpoint at every third sync. What a sync takes is the time
+Two replicas over gloo on this machine, one process each, a checkpoint at every third sync. What a sync takes: the time
 from one to the next (H inner steps and the outer step), or the outer step alone, here on loopback and over a link of
 100 Mbit/s. The first save is left out: it makes the buffers.
 """
