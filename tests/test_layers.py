@@ -14,15 +14,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "diloco"
 MAY = {
-    "outer": {"errors", "outer"},
-    "wire": {"errors", "outer", "wire"},
-    "sync": {"errors", "outer", "wire", "sync"},
-    "checkpoint": {"errors", "checkpoint"},
+    "outer": {"errors", "shards", "outer"},
+    "wire": {"errors", "shards", "threads", "outer", "wire"},
+    "sync": {"errors", "shards", "outer", "wire", "sync"},
+    "checkpoint": {"errors", "shards", "threads", "checkpoint"},
     "laws": {"errors", "laws"},
     "plan": {"errors", "laws", "plan"},
     "watch": {"errors", "watch"},
     "selftest": {"errors", "outer", "wire", "sync", "checkpoint", "train", "selftest", "DiLoCo"},
-    "train": {"errors", "outer", "wire", "sync", "checkpoint", "watch", "train"},
+    "train": {"errors", "shards", "outer", "wire", "sync", "checkpoint", "watch", "train"},
 }
 
 

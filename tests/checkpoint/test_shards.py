@@ -17,8 +17,9 @@ from torch import nn
 
 from diloco.checkpoint import Chunk, Store, Writer, load, own_part, read_tree
 from diloco.checkpoint.saved import StoredTensor
-from diloco.checkpoint.shards import chunk_of, is_owner, local
+from diloco.checkpoint.shards import chunk_of, is_owner
 from diloco.errors import BadInput
+from diloco.shards import local
 from diloco.wire.island import gather_json
 
 SHAPES = {"even": (8, 6), "uneven": (7, 5), "wide": (257, 3), "short": (1, 4), "cube": (3, 4, 5), "line": (5,)}

@@ -16,7 +16,8 @@ from support.processes import fork_ranks
 from support.training import assert_same_numbers, curve, events, free_port, quiet_train, tiny, train_over_ranks
 
 from diloco import checkpoint
-from diloco.checkpoint.shards import chunk_of, is_sharded, local, whole
+from diloco.checkpoint.shards import chunk_of, whole
+from diloco.shards import is_sharded, local
 from diloco.train import loop
 from diloco.train.config import TrainConfig
 from diloco.train.run import run_path

@@ -10,10 +10,11 @@ from diloco.checkpoint.pack import first_nonfinite, pack, unpack
 from diloco.checkpoint.parts import Key
 from diloco.checkpoint.retention import Policy
 from diloco.checkpoint.saved import Saved, StoredTensor
-from diloco.checkpoint.shards import Chunk, is_sharded
+from diloco.checkpoint.shards import Chunk
 from diloco.checkpoint.simple import drop_after, latest_whole, load, locate, read_tree, save, steps, verify
 from diloco.checkpoint.store import LOSS, Store
 from diloco.checkpoint.writer import FULL_EVERY, Writer, new_session
+from diloco.shards import is_sharded
 
 __all__ = [
     "FULL_EVERY",

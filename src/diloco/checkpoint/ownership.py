@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from diloco.checkpoint.pack import ABSENT
-from diloco.checkpoint.shards import is_owner, is_sharded
+from diloco.checkpoint.shards import is_owner
+from diloco.shards import is_sharded
 
 
 def own_part(tree: Any, place: int, gather: Callable[[list], list]) -> Any:

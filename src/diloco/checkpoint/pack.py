@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diloco.checkpoint.shards import chunk_of, is_sharded, local
+from diloco.checkpoint.shards import chunk_of
+from diloco.shards import is_sharded, local
 
 # By name, because the oldest torch we support lacks some of them.
 _DTYPE_NAMES = (

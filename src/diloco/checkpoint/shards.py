@@ -1,4 +1,4 @@
-"""Sharded tensors: which chunk of the whole lies on this rank, and a tensor sharded as another is."""
+"""Which chunk of a sharded tensor lies on this rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from diloco.shards import local
 
 
 @dataclass(frozen=True)
@@ -40,18 +42,6 @@ def whole(shape: tuple[int, ...]) -> Chunk:
     return Chunk((0,) * len(shape), tuple(shape))
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "to_local")
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor in its own memory; all of it, unless it is a DTensor."""
-    if not is_sharded(tensor):
-        return tensor.detach()
-    with torch.no_grad():  # with autograd it would be a copy
-        return tensor.to_local().detach()
-
-
 def chunk_of(tensor: Tensor) -> Chunk:
     """Which chunk of a DTensor lies here. Raises TypeError for one whose values are partial sums."""
     mesh, shape, offset = tensor.device_mesh, list(tensor.shape), [0] * tensor.dim()
@@ -78,10 +68,3 @@ def is_owner(tensor: Tensor) -> bool:
     """Whether this rank is the first of those that hold the same chunk."""
     dims = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
     return all(place == 0 for place, placement in dims if placement.is_replicate())
-
-
-def sharded_like(part: Tensor, tensor: Tensor) -> Tensor:
-    """`part` as a DTensor that is sharded as `tensor` is."""
-    return type(tensor).from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )

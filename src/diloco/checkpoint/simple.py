@@ -13,10 +13,11 @@ from diloco.checkpoint.manifest import part_name, step_of
 from diloco.checkpoint.pack import ABSENT
 from diloco.checkpoint.retention import Policy
 from diloco.checkpoint.saved import StoredTensor
-from diloco.checkpoint.shards import chunk_of, is_sharded, local, sharded_like, whole
+from diloco.checkpoint.shards import chunk_of, whole
 from diloco.checkpoint.store import Store
 from diloco.checkpoint.writer import Writer
 from diloco.errors import BadInput
+from diloco.shards import is_sharded, like, local
 
 Location = TypeVar("Location", str, Path)
 
@@ -105,7 +106,7 @@ def _read_like(stored: StoredTensor, model: Tensor) -> Tensor:
         part = stored.read_part(chunk)
     else:
         part = stored.read().view(model.shape)[chunk.inside(whole(model.shape))].contiguous()
-    return sharded_like(part.to(local(model).device), model)
+    return like(part.to(local(model).device), model)
 
 
 def steps(root: Location) -> list[Location]:

@@ -6,9 +6,6 @@ the manifest. Before that there is no checkpoint, and the ones before it are unt
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import uuid
 import weakref
@@ -25,16 +22,15 @@ from diloco.checkpoint.manifest import Base, Manifest, check_unit_name, unit_of
 from diloco.checkpoint.pack import split
 from diloco.checkpoint.parts import Key
 from diloco.checkpoint.retention import Policy
-from diloco.checkpoint.shards import local
 from diloco.checkpoint.staging import Staging, Tensors
 from diloco.checkpoint.store import Store
 from diloco.errors import BadInput
+from diloco.shards import local
+from diloco.threads import stay_behind
 
 FULL_EVERY = 10
 CLOSING_S = 30.0
 """How long a writer that is closed still waits for other ranks, some of which may be no more."""
-# Leaves the thread 3% of a core that an inner step wants to itself.
-_NICENESS = 15
 
 
 def new_session() -> str:
@@ -78,7 +74,7 @@ class Writer:
         self._parts: Future | None = None
         self._end: Future | None = None
         self._given_up = threading.Event()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_stay_behind)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=stay_behind)
         weakref.finalize(self, self._thread.shutdown, wait=False)
 
     @property
@@ -218,10 +214,3 @@ def _equal_bits(one: Tensor, other: Tensor) -> bool:
         return False
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
     return torch.equal(one.view(words), other.view(words))
-
-
-def _stay_behind() -> None:
-    """Lets the inner steps go first where they share a core with this thread. Linux only."""
-    if sys.platform.startswith("linux"):
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

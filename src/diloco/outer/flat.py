@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diloco.errors import BadInput
-from diloco.outer.shards import local
+from diloco.shards import local
 
 
 @dataclass(frozen=True)

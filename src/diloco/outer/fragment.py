@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from diloco.outer.flat import Flat
-from diloco.outer.island import Island
+from diloco.outer.island import Island, Shared
 from diloco.outer.optimizers import OuterOptimizer, Torch
-from diloco.outer.shards import Shared, like, local
 from diloco.outer.step import OuterState, TorchState
+from diloco.shards import like, local
 
 # Bounds what a sync holds beyond anchor and momentum: three buckets of 8 MiB in flight.
 BUCKET_BYTES = 8 << 20

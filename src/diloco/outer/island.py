@@ -8,12 +8,26 @@ parallelism, an embedding tied over two pipeline stages) is counted on one of th
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from diloco.outer.report import Mismatch
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A part that several ranks of an island hold alike, as each of the island's ranks sees it."""
+
+    name: str | None
+    """None on a rank that does not hold it."""
+    numel: int
+    owner: bool
+    """Whether this rank's values are the ones that count."""
+    apart: bool
+    """Whether those who hold it hold different things beside it, so that a codec may round it differently."""
 
 
 class Island(Protocol):

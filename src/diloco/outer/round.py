@@ -27,8 +27,8 @@ from diloco.outer.pool import Pool
 from diloco.outer.reduce import Reduction
 from diloco.outer.report import Mismatch, RoundReport
 from diloco.outer.schedule import noise_ratio
-from diloco.outer.shards import local
 from diloco.outer.step import norm_of
+from diloco.shards import local
 
 # Norms, cosine and spread are measured on at most this many slices, evenly spread over the fragment, and scaled up:
 # exact up to 1M parameters, an estimate beyond, as good as the layers are alike. Measuring all of a large model would

@@ -12,8 +12,8 @@ from diloco.outer.flat import Flat
 from diloco.outer.island import Island, agree
 from diloco.outer.pool import Pool
 from diloco.outer.report import Mismatch, RoundReport
-from diloco.outer.shards import local
 from diloco.outer.step import divide
+from diloco.shards import local
 
 
 class SiteAverage:

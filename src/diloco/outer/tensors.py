@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diloco.errors import BadInput
-from diloco.outer.shards import local, piece
+from diloco.shards import local, piece
 
 # What torch puts into a parameter's name when a module is wrapped; two replicas may be wrapped differently.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")

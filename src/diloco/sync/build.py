@@ -11,10 +11,10 @@ from diloco.outer.codec import Codec
 from diloco.outer.codecs.blocked import Blocked
 from diloco.outer.flat import linear_view
 from diloco.outer.fragment import Fragment, bit_sum
-from diloco.outer.island import Island
+from diloco.outer.island import Island, Shared
 from diloco.outer.optimizers import OuterOptimizer, Torch
-from diloco.outer.shards import Shared, local, piece
 from diloco.outer.tensors import Roster, clean_name
+from diloco.shards import local, piece
 
 
 def build_fragments(

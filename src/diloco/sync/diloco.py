@@ -22,9 +22,9 @@ from diloco.outer.pool import Pool
 from diloco.outer.report import RoundReport
 from diloco.outer.round import Means, Round
 from diloco.outer.schedule import Timetable
-from diloco.outer.shards import local
 from diloco.outer.site import SiteAverage
 from diloco.outer.tensors import roster
+from diloco.shards import local
 from diloco.sync import checks, state
 from diloco.sync.airborne import Airborne
 from diloco.sync.build import build_fragments, frozen_sum, reshard

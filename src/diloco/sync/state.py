@@ -19,7 +19,7 @@ from diloco.outer.fragment import Fragment
 from diloco.outer.report import RoundReport
 from diloco.outer.round import Round
 from diloco.outer.schedule import Timetable
-from diloco.outer.shards import local
+from diloco.shards import local
 from diloco.sync.airborne import Airborne
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from diloco.outer.late import LATE
 from diloco.outer.optimizers import Average
 from diloco.outer.report import RoundReport
 from diloco.outer.schedule import count_rounds
-from diloco.outer.shards import local
+from diloco.shards import local
 from diloco.sync import DiLoCo
 from diloco.train.config import TrainConfig
 from diloco.train.data import Data

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-# Leaves a thread 3% of a core that another wants to itself.
-NICENESS = 15
+from diloco.threads import stay_behind
 
 
 class Background:
@@ -25,7 +21,7 @@ class Background:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="diloco", initializer=_stay_behind)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="diloco", initializer=stay_behind)
         weakref.finalize(self, self._thread.shutdown, wait=False, cancel_futures=True)
 
     def start(self, work: Callable[[], None]) -> Pending:
@@ -48,15 +44,6 @@ class Pending:
         self._future.result()
         if self._stream:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-
-def _stay_behind() -> None:
-    """Lets the inner steps go first where they share a core with this thread: its arithmetic is then spread over the
-    steps of the overlap instead of making one of them late. Whoever waits for it leaves it the core. Linux only."""
-    if not sys.platform.startswith("linux"):
-        return  # elsewhere the call would slow down the whole process
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _call(work: Callable[[], None], stream: torch.cuda.Stream | None, ready: torch.cuda.Event | None) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from diloco.outer.shards import local
 from diloco.outer.tensors import clean_name, roster
+from diloco.shards import local
 from diloco.sync.build import borrowed_names, reshard
 from diloco.train.inner import clip_gradients
 from diloco.train.loss import lm_loss

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from diloco.errors import BadInput
-from diloco.outer.shards import local
+from diloco.shards import local
 from diloco.train.loss import lm_loss
 from diloco.train.model import Transformer
 from diloco.train.parallel.place import Place

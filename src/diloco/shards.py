@@ -1,28 +1,17 @@
-"""The part of a parameter that lies in this process, where a replica is an island of several devices.
+"""Tensors of which this process holds a part: parameters sharded by FSDP2 or tensor parallelism are DTensors.
 
-Parameters sharded by FSDP2 or tensor parallelism are DTensors. A sync works on each rank's own part alone: its
-counterparts in the other replicas hold the same part, so nothing is ever gathered inside an island.
+A sync works on each rank's own part alone: its counterparts in the other replicas hold the same part, so nothing is
+ever gathered inside an island. A checkpoint is written likewise.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Shared:
-    """A part that several ranks of an island hold alike, as each of the island's ranks sees it."""
-
-    name: str | None
-    """None on a rank that does not hold it."""
-    numel: int
-    owner: bool
-    """Whether this rank's values are the ones that count."""
-    apart: bool
-    """Whether those who hold it hold different things beside it, so that a codec may round it differently."""
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -30,7 +19,7 @@ def local(tensor: Tensor) -> Tensor:
 
     To be asked for anew each time, since FSDP2 moves the memory of uneven shards in its first forward pass.
     """
-    if not hasattr(tensor, "to_local"):
+    if not is_sharded(tensor):
         return tensor.detach()
     with torch.no_grad():  # a plain view of the part's memory; with autograd it would be a copy
         return tensor.to_local().detach()
@@ -38,7 +27,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def like(part: Tensor, tensor: Tensor) -> Tensor:
     """`part` as a tensor that is sharded as `tensor` is, without a copy; itself, where `tensor` is not."""
-    if not hasattr(tensor, "to_local"):
+    if not is_sharded(tensor):
         return part
     return type(tensor).from_local(
         part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
@@ -47,7 +36,7 @@ def like(part: Tensor, tensor: Tensor) -> Tensor:
 
 def piece(tensor: Tensor) -> list[list]:
     """Which part it is: equal on two ranks of an island exactly where they hold the same part of the same tensor."""
-    if not hasattr(tensor, "to_local"):
+    if not is_sharded(tensor):
         return []
     mesh = tensor.device_mesh
     names = mesh.mesh_dim_names or range(mesh.ndim)
