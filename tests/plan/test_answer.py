@@ -42,20 +42,20 @@ def test_a_question_worked_out_by_hand():
     streaming   (4 + 8/128) 1e9 bits / 8e9 = 0.507813 s, likewise   = 5.10201 ms a step
     data parallel  16e9 / 8e9 = 2 s less 2/3 of the computation     = 1.337689 s a step
     goodput     r = 8 / 31557600 s, r C = r 99.3466, r S = r 2100   = 0.999455
-    days        19073.486 steps * 0.998568 s / 86400 / goodput      = 0.220565
-    cost        16 * 3 * 24 * days                                  = $254.09
+    days        19073.486 steps * 0.998884 s / 86400 / goodput      = 0.220632
+    cost        16 * 3 * 24 * days                                  = $254.17
     """
     lines = answer(ask()).lines
     assert all(line.clock.compute_s / line.clock.steps == pytest.approx(0.993466, rel=1e-5)
                for name, line in lines.items() if name != ONE_SITE)  # fmt: skip
     assert lines[ONE_SITE].clock.step_s == pytest.approx(2 * 0.993466, rel=1e-5)
-    waits = {DILOCO: 0.0400239, STREAMING: 0.00510201, DATA_PARALLEL: 1.337689}
+    waits = {DILOCO: 0.0425101, STREAMING: 0.00541764, DATA_PARALLEL: 1.461998}
     for name, seconds in waits.items():
         assert lines[name].clock.communication_s / lines[name].clock.steps == pytest.approx(seconds, rel=1e-4), name
     last = lines[STREAMING]
-    assert last.goodput == pytest.approx(0.999455, abs=1e-6) and last.days == pytest.approx(0.220565, rel=1e-4)
-    assert last.cost_usd == pytest.approx(254.09, rel=1e-4)
-    assert last.clock.utilization == pytest.approx(0.993466 / 0.998568, rel=1e-5)
+    assert last.goodput == pytest.approx(0.999455, abs=1e-6) and last.days == pytest.approx(0.220632, rel=1e-4)
+    assert last.cost_usd == pytest.approx(254.17, rel=1e-4)
+    assert last.clock.utilization == pytest.approx(0.993466 / 0.998884, rel=1e-5)
     assert last.bytes_per_day == pytest.approx(4.0625e9 / 8 / 100 / 0.998568 * 86400, rel=1e-4)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from diloco.errors import BadInput
 from diloco.plan.catalogue import Catalogue, catalogue
 from diloco.plan.codecs import codec_cost
-from diloco.plan.hardware import ASSUMED_MFU, Chip, Cluster, Link, Site, Speed, assumed_speed, with_price
+from diloco.plan.hardware import ASSUMED_MFU, TCP_FRAMING, Chip, Cluster, Link, Site, Speed, assumed_speed, with_price
 from diloco.plan.loss import PAPER, LossLaw, open_law
 from diloco.plan.measured import measured_speed
 from diloco.plan.model import ModelShape, get_model
@@ -159,7 +159,7 @@ def _priced(chip: Chip, price: str) -> Chip:
 
 def _between(asked: Asked, known: Catalogue, sites: tuple[Site, ...]) -> Link:
     if asked.between:
-        return known.parse_link(asked.between, "--between")
+        return replace(known.parse_link(asked.between, "--between"), framing=TCP_FRAMING)
     if len(sites) > 1:
         raise BadInput(f"--between is missing: {len(sites)} sites have a link, as in --between 10gbit,20ms")
     return sites[0].inside
