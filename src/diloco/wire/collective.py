@@ -34,6 +34,9 @@ from diloco.wire.meter import Meter
 # Buckets on their way at once: the next is computed, and the last applied, while one travels.
 IN_FLIGHT = 3
 
+# Gathers between two are sent as messages of their own from this size on; see `_send_to_peer`.
+LONG_BYTES = 1 << 16
+
 # A group's use: rounds may be under way while the caller's own thread sends something.
 ROUNDS, OWN = "rounds", "own"
 
@@ -245,6 +248,8 @@ class Collective:
                     dist.all_to_all_single, received.view(-1), values, [own] * count, list(sizes), group=group,
                     async_op=True,
                 )  # fmt: skip
+            case Gather() if count == 2 and self.device.type == "cpu" and values.nbytes >= LONG_BYTES:
+                return self._send_to_peer(values, group)
             case Gather():
                 # Headers and trailers are on the CPU, which NCCL does not carry.
                 received = torch.empty((count, *values.shape), dtype=values.dtype, device=self.device)
@@ -262,6 +267,22 @@ class Collective:
         def finish() -> Tensor | None:
             _reached(work.wait)
             return received if received is None else received.to(values.device)
+
+        return finish
+
+    def _send_to_peer(self, values: Tensor, group: dist.ProcessGroup) -> Finish:
+        """A gather between two over gloo, whose own makes a message wait for the other direction's to end: up to 1.8
+        times as long on a slow line. It is as fast as the line when the receive is posted first."""
+        own = dist.get_rank(group)
+        received = values.new_empty(2, *values.shape)
+        received[own].copy_(values)
+        receive = _reached(dist.irecv, received[1 - own], group=group, group_src=1 - own)
+        send = _reached(dist.isend, values.contiguous(), group=group, group_dst=1 - own)
+
+        def finish() -> Tensor:
+            _reached(receive.wait)
+            _reached(send.wait)
+            return received
 
         return finish
 
