@@ -163,7 +163,7 @@ def test_a_nan_in_one_shard_leaves_out_the_whole_replica(options: dict) -> None:
     [
         (lambda rank: {"sync_every": 4 + rank % 2}, "sync_every differs"),
         (lambda rank: {"sync_every": 4 + rank // 2}, "sync_every differs"),
-        (lambda rank: {"fragments": "strided:1" if rank == 3 else "whole"}, "number of fragments"),
+        (lambda rank: {"fragments": "strided:1" if rank == 3 else "whole"}, "fragments differs"),
         (lambda rank: {"merge": "no such" if rank == 1 else "mean"}, "merge"),
         (lambda rank: {"codec": "int8" if rank == 2 else "fp32"}, "codec differs"),
     ],

@@ -116,7 +116,8 @@ class DiLoCo:
         except BadInput as error:
             self.exchange.refuse(str(error))
             raise
-        self.exchange.agree({"codec": codec, "number of fragments (see diloco.Stage)": len(groups)})
+        what = {"codec": codec, "fragments": describe_fragments(self.fragmentation)}
+        self.exchange.agree({**what, "number of fragments (see diloco.Stage)": len(groups)})
         self.codec_choice: Choice | None = None
         if codec == AUTO:
             self.codec_choice = choose_codec(

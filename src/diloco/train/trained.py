@@ -60,7 +60,7 @@ def open_trained(path: str | Path, weights: str = GLOBAL, device: torch.device |
     record = {} if located.run is None else read_json(located.run / CONFIG)
     saved, skipped = _newest(located) if located.step is None else (_named(located), [])
     source = saved.name if located.run is None else str(located.run / CONFIG)
-    config = _config_of(record or saved.meta, source)
+    config = _config_of(saved.meta if located.run is None else record, source)
     tokenizer = _tokenizer_of(config, located.run, record)
     model = model_for(config, tokenizer, device)
     _load_weights(model, saved, weights, config.method)
