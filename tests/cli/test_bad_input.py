@@ -106,6 +106,7 @@ TRAIN = {
         "--replicas 4 --sites 2 --merge trimmed", ("merge is 'trimmed:0.25'", "'mean', 'tokens'")
     ),
     "mesh without torchrun": Case("--mesh fsdp=2", ("mesh is 'fsdp=2'", "torchrun")),
+    "mesh with replicas, without torchrun": Case("--mesh replica=2,fsdp=2", ("mesh is", "start them with torchrun")),
     "unknown dimension": Case("--mesh fdsp=2", ("'fdsp' is no dimension", "did you mean fsdp")),
     "link without a unit": Case("--link 100", ("link is '100'", "100mbit,25ms")),
     "negative delay": Case("--link 1mbit,-1ms", ("link is '1mbit,-1ms'", "100mbit,25ms")),

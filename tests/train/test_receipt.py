@@ -69,6 +69,13 @@ def test_a_run_stopped_before_its_first_sync_has_not_failed_yet(tmp_path: Path) 
     assert receipt["spread_max"] is None
 
 
+def test_a_run_stopped_while_its_first_round_is_under_way_has_not_failed(tmp_path: Path) -> None:
+    config = tiny(tmp_path, overlap="2", stop_at=5)
+    receipt = quiet_train(config)
+    assert receipt["rounds_planned"] == receipt["rounds_airborne"] == 1
+    assert receipt["ok"] and not receipt["rounds_committed"] and not receipt["rounds_failed"]
+
+
 def test_the_receipt_of_data_parallel(tmp_path: Path) -> None:
     receipt = quiet_train(tiny(tmp_path, method="dp", replicas=4))
     assert receipt["ok"] and "rounds_planned" not in receipt

@@ -14,7 +14,7 @@ from diloco.cli.toml import as_flags, read_toml
 from diloco.errors import BadInput
 from diloco.outer.report import Mismatch
 from diloco.train.config import TrainConfig
-from diloco.train.parallel.mesh import parse_mesh
+from diloco.train.parallel.mesh import parse_mesh, parse_sizes
 from diloco.train.world import world_size
 
 
@@ -69,9 +69,11 @@ def read_options(arguments: list[str]) -> TrainOptions:
     file = _value_of("config", arguments, "a TOML file")
     words = [*(as_flags(read_toml(file), TrainConfig, file) if file else []), *arguments]
     processes = world_size()
+    mesh = _value_of("mesh", words, "replica=2,fsdp=2 or the like")
     if processes is not None:
-        mesh = parse_mesh(_value_of("mesh", words, "replica=2,fsdp=2 or the like"), processes)
-        words.insert(0, f"--replicas={mesh.replica}")
+        words.insert(0, f"--replicas={parse_mesh(mesh, processes).replica}")
+    elif replicas := parse_sizes(mesh).get("replica"):
+        words.insert(0, f"--replicas={replicas}")
     return parse(TrainOptions, words, "train")
 
 
@@ -88,7 +90,9 @@ def summary(receipt: dict, report: str) -> str:
         lines.append(f"rounds {', '.join(counts)}")
     sent, parallel = receipt["bytes_sent"], receipt["bytes_sent_data_parallel"]
     share = f", data parallel would have sent {parallel / 1e6:,.1f} MB" if receipt["method"] != "dp" else ""
-    lines.append(f"sent {sent / 1e6:,.1f} MB per replica{share}")
+    devices = len(receipt.get("bytes_sent_per_device", ()))
+    each = f"replica ({devices} devices together)" if devices else "replica"
+    lines.append(f"sent {sent / 1e6:,.1f} MB per {each}{share}")
     if "stall_s" in receipt:
         virtual = " of virtual time" if receipt["virtual_s"] is not None else ""
         lines.append(f"inner steps stood still for {receipt['stall_s']:,.3g} s{virtual}")

@@ -81,7 +81,8 @@ class Progress:
 
     def _status(self, step: int, now: float, rows: list[Tensor]) -> str:
         rate = (step - self.begun_step) * self.config.batch_tokens / max(now - self.begun_at, 1e-9)
-        parts = [f"loss {rows[-1][:, 0].mean().item():.4f}"] if rows else []
+        whose = "loss" if world_size() is None else "replica 0 loss"
+        parts = [f"{whose} {rows[-1][:, 0].mean().item():.4f}"] if rows else []
         parts += [self.heldout] if self.heldout else []
         parts.append(f"{rate:,.0f} tokens/s")
         if self.config.method != "dp":

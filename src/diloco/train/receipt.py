@@ -24,7 +24,8 @@ def make_receipt(job: Job, step: int, seconds: float) -> dict[str, Any]:
         "run": job.config.run_name,
         "method": job.config.method,
         "finished": finished,
-        "ok": sync is None or own["rounds_planned"] == 0 or own["rounds_committed"] > 0,
+        # A run that was stopped while its first round is under way has not failed.
+        "ok": sync is None or own["rounds_committed"] > 0 or own["rounds_planned"] == own["rounds_airborne"],
         "steps": step,
         "steps_planned": job.total_steps,
         "tokens": step * job.config.batch_tokens,
