@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from diloco.errors import BadInput
-from diloco.laws import fit_law, next_runs, published_law, read_rows, recommend
-from diloco.laws.arguments import named, positive, sane_level, speaking_flags
+from diloco.laws import advise, bootstrap, compare_forms, fit_law, next_runs, published_law, read_rows, recommend
+from diloco.laws.arguments import counted, named, positive, sane_level, speaking_flags
 from diloco.laws.published import paper_law
 
 ROWS = {"params": [1e7, 3e7, 1e8, 3e8, 1e9], "loss": [3.6, 3.28, 3.0, 2.79, 2.63]}
@@ -92,3 +92,103 @@ def test_levels_that_say_nothing_are_refused(level) -> None:
 def test_candidates_without_an_axis_are_refused(points) -> None:
     with pytest.raises(BadInput, match="candidates .*replicas"):
         next_runs(paper_law(), 1e21, {"params": 1e10, "replicas": 4.0}, candidates=points)
+
+
+CHINCHILLA = ROWS | {"tokens": [1e9, 3e9, 1e9, 3e9, 1e9]}
+POINT = {"params": 1e9, "replicas": 2.0}
+
+
+@pytest.mark.parametrize(
+    "ask, says",
+    [
+        (
+            lambda: paper_law().predict(params=[1e9, 2e9], replicas=1),
+            "params holds 2 numbers .* law.curve takes arrays",
+        ),
+        (
+            lambda: paper_law().predict(params=np.ones(3), replicas=1),
+            "params holds 3 numbers .* law.curve takes arrays",
+        ),
+        (lambda: paper_law().predict(params=None, replicas=1), "params is None: give one number"),
+        (lambda: paper_law().predict(params=True, replicas=1), "params is True: give one number"),
+        (lambda: paper_law().predict(params="many", replicas=1), "params is 'many': give one number"),
+        (lambda: paper_law().predict(params=1e9 + 0j, replicas=1), "give one number"),
+        (lambda: paper_law().predict(params=10**400, replicas=1), "params=inf must be"),
+        (lambda: paper_law().curve([1e9]), "columns is a list: give a dict"),
+        (
+            lambda: paper_law().curve({"params": [1e9, 2e9], "replicas": [1, 2, 3]}),
+            r"params \(2,\), replicas \(3,\) do not",
+        ),
+        (lambda: paper_law().curve({"params": ["x"], "replicas": 1}), "params is 'x': give one number"),
+        (lambda: paper_law().curve({"params": [1e9 + 1j], "replicas": 1}), "params holds values of type complex128"),
+        (lambda: paper_law().at_level("high"), "level is 'high': give one number"),
+        (lambda: fit_law(ROWS, None), "form is None: give a name, an expression or a Form"),
+        (lambda: fit_law(ROWS, 5), "form is 5: give a name"),
+        (lambda: fit_law(ROWS, target=3), "target is 3: give the name of a column"),
+        (lambda: fit_law(ROWS, level=None), "level is None"),
+        (lambda: fit_law(ROWS, seed=1.5), "seed is 1.5: give a whole number, 0 or more"),
+        (lambda: fit_law(ROWS, seed=-1), "seed=-1 is below 0: give a whole number"),
+        (lambda: fit_law(ROWS, delta="small"), "delta is 'small'"),
+        (lambda: fit_law(ROWS, fixed=["floor"]), "fixed is a list: give a dict, as in fixed={'floor': 1.69}"),
+        (lambda: fit_law(ROWS, fixed={"floor": "low"}), "fixed floor is 'low': give one number"),
+        (lambda: fit_law(CHINCHILLA, "tied").optimal("much"), "flops is 'much': give one number"),
+        (lambda: compare_forms(ROWS, [None]), "forms is None: give names"),
+        (lambda: read_rows(ROWS, rename=["loss"]), "rename is a list: give a dict"),
+        (lambda: read_rows(ROWS, where="params"), "where is 'params': give a dict"),
+        (
+            lambda: read_rows(ROWS | {"params": np.array(["a", "1", "2", "3", "4"])}),
+            "params is 'a', which is no number",
+        ),
+        (lambda: read_rows(ROWS | {"replicas": 5}), "column replicas is int with no value per run"),
+        (lambda: read_rows(ROWS | {"replicas": "abcde"}), "column replicas is str with no value per run"),
+        (lambda: read_rows(ROWS | {"replicas": np.ones((5, 1))}), "column replicas is ndarray with no value per run"),
+        (lambda: read_rows(ROWS | {"params": np.array(ROWS["params"]) + 0j}), "which is no number"),
+        (lambda: read_rows(ROWS | {"loss": np.ma.masked_greater(ROWS["loss"], 3.5)}), "row 1: loss is empty"),
+        (lambda: next_runs(paper_law(), None, POINT), "budget_flops is None"),
+        (lambda: next_runs(paper_law(), 1e21, 5), "target is 5: give a dict"),
+        (lambda: next_runs("law.json", 1e21, POINT), "law is 'law.json': give what fit_law or load_law returned"),
+        (lambda: recommend("paper", None), "params is None"),
+        (lambda: recommend("paper", [1e9]), "params is a list: give one number"),
+        (lambda: advise("many", 4), "params is 'many'"),
+        (lambda: advise(1e9, 4, law=5), "law is 5: give a law, or the file"),
+        (lambda: advise(1e9, 4, law="none.json"), "none.json does not exist"),
+        (lambda: advise(1e9, 4, hyperparameters=5), "hyperparameters is 5"),
+        (lambda: bootstrap(None), "law is None"),
+        (lambda: bootstrap(paper_law(), draws=0), "draws=0 is below 2"),
+        (lambda: published_law("paper:table10:loss:joint").predict(None), "params is None"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_in_one_sentence(ask, says) -> None:
+    with pytest.raises(BadInput, match=says) as refused:
+        ask()
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+def test_numbers_may_be_written_as_people_do() -> None:
+    assert paper_law().predict(params="1B", replicas=np.float64(2)).value == paper_law().predict(**POINT).value
+    assert read_rows(ROWS | {"tokenizer": list("aabbb")}, pool="tokenizer").texts["tokenizer"] == tuple("aabbb")
+
+
+def test_advise_takes_the_file_of_a_law(tmp_path) -> None:
+    paper_law().save(tmp_path / "law.json")
+    told = advise(1e9, 2, law=str(tmp_path / "law.json")).recommendations[-1]
+    assert told == advise(1e9, 2, law=paper_law()).recommendations[-1] and told.rule == "fitted"
+
+
+def test_a_law_prints_as_one_line() -> None:
+    shown = repr(paper_law())
+    assert "loss = A*params^a*replicas^b" in shown and "28 runs" in shown and len(shown) < 200 and "\n" not in shown
+
+
+@pytest.mark.parametrize(
+    "count, shown", [(1, "1 run"), (2, "2 runs"), (0, "0 runs"), (1.5, "1.5 runs"), (12345678, "12345678 runs")]
+)
+def test_a_count_agrees_with_its_noun(count, shown) -> None:
+    assert counted(count, "run") == shown
+
+
+def test_counts_in_sentences_agree_with_their_nouns() -> None:
+    rows = read_rows(ROWS | {"loss": [3.6, math.nan, 3.0, 2.8, 2.6]}, bad="drop")
+    assert rows.notes[0].startswith("1 of 5 rows was left out")
+    rows = read_rows(ROWS | {"loss": [math.nan, math.nan, 3.0, 2.8, 2.6]}, bad="drop")
+    assert rows.notes[0].startswith("2 of 5 rows were left out")

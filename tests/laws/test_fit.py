@@ -161,7 +161,7 @@ def test_three_rows_are_refused_or_remarked_upon() -> None:
     rows = {"params": [1e8, 1e9, 1e10], "loss": [3.0, 2.5, 2.1]}
     with pytest.raises(ValueError, match="3 rows cannot determine the 3 coefficients .* at least 4 rows"):
         fit_law(rows, "A*params^a + floor")
-    assert "1 degrees of freedom" in notes_of(rows, "A*params^a")
+    assert "leave 1 degree of freedom:" in notes_of(rows, "A*params^a")
 
 
 def test_floor_at_its_bound_draws_a_sentence_and_keeps_an_interval() -> None:

@@ -79,7 +79,7 @@ def test_optimum_at_the_edge_of_a_grid_is_flagged() -> None:
 
 def test_two_batches_make_no_quadratic() -> None:
     laws = fit_hyperparameters([row for row in sweep() if np.log2(row["batch_tokens"]) % 3 == 0])
-    assert any("make no quadratic" in note for note in laws.notes)
+    assert any("no quadratic goes through 2 batch sizes" in note for note in laws.notes)
 
 
 def test_one_size_is_refused_and_two_give_no_law_alone() -> None:

@@ -97,3 +97,9 @@ def test_text_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
 def test_watching_needs_no_torch():
     code = "import sys, diloco.watch.runfolder; sys.exit(any(m in sys.modules for m in ('torch', 'plotly', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", [".", "/", "..", ""])
+def test_a_folder_is_no_file_to_write(path: str) -> None:
+    with pytest.raises(IsADirectoryError, match="Is a directory"):
+        atomic_write_text(path, "text")

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from diloco.cli.law_input import checked_point, further_axes, gather_pairs, open_hyperparameters, open_law
+from diloco.cli.law_input import (
+    COUNTS,
+    checked_point,
+    further_axes,
+    gather_pairs,
+    open_hyperparameters,
+    open_law,
+    plain_numbers,
+)
 from diloco.cli.options import Common, parse
 from diloco.cli.show import print_json
 from diloco.errors import BadInput
@@ -49,7 +57,7 @@ class AdviseOptions(Common):
 
 
 def run(arguments: list[str]) -> int:
-    options = parse(AdviseOptions, gather_pairs(arguments, ("--at",)), "advise")
+    options = parse(AdviseOptions, plain_numbers(gather_pairs(arguments, ("--at",)), COUNTS), "advise")
     from diloco.laws import advise
     from diloco.laws.arguments import speaking_flags
 

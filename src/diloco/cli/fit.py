@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from diloco.cli.law_input import gather_pairs, numbers, pairs, several
+from diloco.cli.law_input import gather_pairs, joined, numbers, pairs, several
 from diloco.cli.options import Common, parse
+from diloco.cli.outputs import check_outputs
 from diloco.cli.show import print_json, progress, warn
 from diloco.errors import BadInput
 
@@ -73,7 +74,7 @@ class FitOptions(Common):
 
 
 def run(arguments: list[str]) -> int:
-    options = parse(FitOptions, gather_pairs(arguments, _PAIRS), "fit")
+    options = parse(FitOptions, joined(gather_pairs(arguments, _PAIRS), "--form"), "fit")
     from diloco.laws.arguments import speaking_flags
 
     if options.compare_forms and options.form != FitOptions.form:
@@ -92,7 +93,10 @@ def run(arguments: list[str]) -> int:
 def _fit(options: FitOptions) -> dict[str, Any]:
     """The answer as one JSON-ready object, with the files written that were asked for."""
     from diloco.laws import compare_forms, fit_law
+    from diloco.laws.tables import files_of
 
+    files = {"out": options.out, "hyperparameters": options.hyperparameters, "report": options.report}
+    check_outputs(files, [file for source in options.rows for file in files_of(Path(source))])
     if options.png:
         from diloco.watch.law_png import need_matplotlib
 

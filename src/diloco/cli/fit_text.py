@@ -14,15 +14,15 @@ def say(answer: dict[str, Any]) -> None:
     """Print what `diloco fit` found; `answer` is its JSON."""
     from rich.console import Console
 
+    from diloco.laws.arguments import counted
+
     console = Console(highlight=False, markup=False)
     console = console if console.is_terminal else Console(width=200, highlight=False, markup=False)
     certificate = answer["certificate"]
     starts = f"{certificate['agree_share']:.0%} of {certificate['starts']} random starts end at this optimum"
     print(f"{answer['target']} = {answer['expression']}   ({answer['form']}, law {answer['law']})")
-    print(
-        f"{certificate['rows']} runs, {certificate['rows_left_out']} left out, noise {percent(answer['noise_pct'])}, "
-        f"{'which is an exact fit' if answer['exact'] else starts}"
-    )
+    runs = f"{counted(certificate['rows'], 'run')}, {certificate['rows_left_out']} left out"
+    print(f"{runs}, noise {percent(answer['noise_pct'])}, {'which is an exact fit' if answer['exact'] else starts}")
     console.print()
     console.print(coefficients_table(answer))
     _say_holdout(console, answer)
@@ -106,11 +106,13 @@ def _say_holdout(console: Any, answer: dict[str, Any]) -> None:
 def _say_rates(rates: dict[str, Any] | None) -> None:
     if not rates:
         return
+    from diloco.laws.arguments import counted
+
     for quantity, coefficients in rates["laws"].items():
         powers = " * ".join(f"{axis}^{value:.4g}" for axis, value in coefficients.items() if axis not in ("A", "floor"))
         print(f"{quantity} = {coefficients['A']:.4g} * {powers}")
     for replicas, value in rates["outer_lr"].items():
-        print(f"outer_lr = {value:g} at {replicas} replicas")
+        print(f"outer_lr = {value:g} at {counted(float(replicas), 'replica')}")
     for note in rates["notes"]:
         print(f"note: {note}")
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 PAPER, ARTICLE = "paper", "article"
 _OWN_OPTION = ("params", "replicas", "tokens")
+COUNTS = ("--params", "--replicas", "--tokens", "--budget")
+"""Options that take numbers as tables write them, such as 35M."""
+
 _NO_AXIS = ("rule", "law", "hyperparameters")
 
 
@@ -37,6 +40,35 @@ def gather_pairs(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
             others.append(word)
             current = ""
     return [*others, *(word for name, words in found.items() for word in (name, *words))]
+
+
+def plain_numbers(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
+    """The arguments with numbers behind `flags` as the parser reads them, where people write 35M or 1.3B."""
+    from diloco.laws.axes import number
+
+    found: list[str] = []
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        if name in flags and equals:
+            found.append(f"{name}={_plain(value, number(value))}")
+        else:
+            found.append(_plain(word, number(word)) if found and found[-1] in flags else word)
+    return found
+
+
+def _plain(word: str, value: float | None) -> str:
+    return repr(value) if value is not None and word.strip()[-1:].isalpha() and math.isfinite(value) else word
+
+
+def joined(arguments: Sequence[str], flag: str) -> list[str]:
+    """The arguments with the word behind `flag` joined to it, so that one that starts with a sign is its value too."""
+    found: list[str] = []
+    for word in arguments:
+        if found and found[-1] == flag and word != "-h" and not (word.startswith("--") or word == flag):
+            found[-1] = f"{flag}={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def pairs(words: Sequence[str], option: str, example: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from diloco.cli.law_input import checked_point, further_axes, gather_pairs, open_law
+from diloco.cli.law_input import COUNTS, checked_point, further_axes, gather_pairs, open_law, plain_numbers
 from diloco.cli.options import Common, parse
 from diloco.cli.show import print_json
 from diloco.errors import BadInput
@@ -43,7 +43,7 @@ class NextRunsOptions(Common):
 
 
 def run(arguments: list[str]) -> int:
-    options = parse(NextRunsOptions, gather_pairs(arguments, ("--at",)), "next-runs")
+    options = parse(NextRunsOptions, plain_numbers(gather_pairs(arguments, ("--at",)), COUNTS), "next-runs")
     from diloco.laws import next_runs
     from diloco.laws.arguments import speaking_flags
     from diloco.laws.design import flops_of
@@ -92,10 +92,13 @@ def _target(options: NextRunsOptions, law: Law) -> dict[str, float]:
 def _candidates(path: str, law: Law) -> list[dict[str, float]]:
     """The rows of a table as points of the law. Raises BadInput for a row without one of its axes."""
     from diloco.laws.axes import canonical, number
+    from diloco.laws.rows import refuse_two_of_a_kind
     from diloco.laws.tables import read_table
 
     points = []
-    for record, place in zip(*read_table(path), strict=True):
+    records, places = read_table(path)
+    refuse_two_of_a_kind(list(dict.fromkeys(name for record in records for name in record)), "take one out")
+    for record, place in zip(records, places, strict=True):
         cells = {canonical(header): cell for header, cell in record.items()}
         point = {name: number(cells.get(name)) for name in (*law.form.axes, "params", "tokens", "flops")}
         for axis, value in point.items():

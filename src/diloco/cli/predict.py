@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from diloco.cli.law_input import (
     ARTICLE,
+    COUNTS,
     PAPER,
     checked_point,
     further_axes,
     gather_pairs,
     open_hyperparameters,
     open_law,
+    plain_numbers,
     unused_axes,
 )
 from diloco.cli.options import Common, parse
@@ -50,7 +52,7 @@ class PredictOptions(Common):
 
 
 def run(arguments: list[str]) -> int:
-    options = parse(PredictOptions, gather_pairs(arguments, ("--at",)), "predict")
+    options = parse(PredictOptions, plain_numbers(gather_pairs(arguments, ("--at",)), COUNTS), "predict")
     from diloco.laws.arguments import speaking_flags
 
     with speaking_flags():

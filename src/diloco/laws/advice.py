@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from diloco.laws import published as pub
-from diloco.laws.hyperparameters import HyperparameterLaws
+from diloco.laws.arguments import counted, of_type, positive
+from diloco.laws.hyperparameters import HyperparameterLaws, load_hyperparameters
 from diloco.laws.law import Law
+from diloco.laws.lawfile import load
 from diloco.laws.report import finite
 from diloco.laws.rules import RULES, Recommendation, recommend
 
@@ -73,15 +77,21 @@ def advise(
     replicas: float = 1.0,
     tokens: float | None = None,
     *,
-    law: Law | None = None,
-    hyperparameters: HyperparameterLaws | None = None,
+    law: Law | str | Path | None = None,
+    hyperparameters: HyperparameterLaws | str | Path | None = None,
     **further: float,
 ) -> Advice:
-    """Ask every rule about one run; `law` and `hyperparameters` add the fitted one.
+    """Ask every rule about one run; `law` and `hyperparameters`, or the files that hold them, add the fitted one.
 
     Raises:
-        BadInput: as `recommend`.
+        BadInput: as `recommend`, `load_law` and `load_hyperparameters`.
     """
+    params, replicas = positive("params", params), positive("replicas", replicas)
+    law = load(law) if isinstance(law, (str, Path)) else law
+    of_type("law", law, (Law, NoneType), "a law, or the file that holds it")
+    if isinstance(hyperparameters, (str, Path)):
+        hyperparameters = load_hyperparameters(hyperparameters)
+    of_type("hyperparameters", hyperparameters, (HyperparameterLaws, NoneType), "what fit_hyperparameters returned")
     rules = [*RULES, *([law] if law is not None else [])]
     found = tuple(recommend(rule, params, replicas, tokens, hyperparameters, **further) for rule in rules)
     pairs = [(quantity, a, b) for quantity in _DISAGREE for a, b in combinations(found, 2)]
@@ -109,7 +119,7 @@ def _lr_ratio(found: tuple[Recommendation, ...], replicas: float) -> list[str]:
     one, sixteen = (pub.ARTICLE_INNER_LR / pub.article_outer_lr(count) for count in (1, 16))
     listed = ", ".join(f"{rule} {ratio:.3g}" for rule, ratio in ratios.items())
     sentences = [
-        f"inner lr over outer lr at {replicas:g} replicas: {listed}",
+        f"inner lr over outer lr at {counted(replicas, 'replica')}: {listed}",
         f"the article's own rules let that ratio grow from {one:.2g} at 1 replica to {sixteen:.2g} at 16, so no one "
         f"ratio can be the sign of a healthy run that its advice on divergence takes it for",
     ]

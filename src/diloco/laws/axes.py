@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import re
 import unicodedata
 
@@ -40,6 +41,9 @@ UNFINISHED = frozenset(
     "aborted timeout error".split()
 )
 TEXTS = (*GROUPS, STATUS, "run", "model")
+
+UNAMBIGUOUS = frozenset({*NUMBERS, *GROUPS, STATUS} - {"seed"})
+"""What a table may hold one column of, under any of its names: runs may have several names and seeds."""
 
 ALIASES = {
     "params": "n n_params num_params params_total parameters model_size n_total model_params",
@@ -79,7 +83,9 @@ def canonical(header: str) -> str:
 
 def number(text: object) -> float | None:
     """A number as people write it: 1e9, 24_000, 35M, 1.3b; NaN for "nan", None for what is no number."""
-    if isinstance(text, (int, float)) or hasattr(text, "__float__"):
+    if isinstance(text, numbers.Complex) and not isinstance(text, numbers.Real):
+        return None
+    if not isinstance(text, (str, bytes)) and hasattr(text, "__float__"):
         try:
             return float(text)  # type: ignore[arg-type]
         except OverflowError:

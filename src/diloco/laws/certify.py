@@ -8,8 +8,9 @@ from itertools import combinations
 
 import numpy as np
 
-from diloco.laws.problem import Problem, Solution
+from diloco.laws.problem import NO_EFFECT, Problem, Solution, column_sizes
 from diloco.laws.solve import minimise
+from diloco.laws.spread import levels, moves_with
 from diloco.laws.start import random_starts, representatives
 
 RANDOM_STARTS = 20
@@ -19,7 +20,10 @@ _AGREE = 1e-4
 
 _BETTER = 1e-6
 
-_SAME_LEVEL = 1e-6
+_SAME_EFFECT = 1e-11
+"""Singular value, as a share of the largest, under which coefficients act as one: above rounding, below any data."""
+
+_MOVES = 1e-4
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Certificate:
     at_bound: tuple[str, ...]
     condition: float
     """Of the Jacobian with columns of length 1; infinite where a coefficient has no effect of its own."""
+    confounded: tuple[str, ...]
+    """Coefficients that the law cannot tell apart: moving them together changes no run's prediction."""
     correlations: dict[str, float]
     """Between the logs of each pair of axes, as "params, tokens"."""
     levels: dict[str, int]
@@ -61,27 +67,22 @@ def certify(
     better = found.theta_SP[found.best] if excess.min() < 1 - _BETTER else None
     others = excess[~agree]
     axes = problem.model.form.axes
+    condition, confounded = _condition(problem, solution)
     certificate = Certificate(
         converged=solution.converged,
         starts=len(starts),
         agree_share=float(agree.mean()),
         runner_up=float(others.min()) if others.size else None,
         at_bound=_at_bound(problem, solution),
-        condition=_condition(problem, solution),
-        correlations={f"{a}, {b}": _correlation(columns[a], columns[b]) for a, b in combinations(axes, 2)},
+        condition=condition,
+        confounded=confounded,
+        correlations={f"{a}, {b}": moves_with(columns[a], columns[b]) for a, b in combinations(axes, 2)},
         levels={axis: levels(columns[axis]).size for axis in axes},
         rows=len(problem.y_N),
         rows_left_out=len(solution.outlier_z),
         dof=solution.dof,
     )
     return certificate, better
-
-
-def levels(values: np.ndarray) -> np.ndarray:
-    """The different values of an axis, ascending; values closer than rounding are one."""
-    ordered = np.sort(values)
-    first = np.concatenate([[True], np.diff(np.log(ordered)) > _SAME_LEVEL])
-    return ordered[first]
 
 
 def _at_bound(problem: Problem, solution: Solution) -> tuple[str, ...]:
@@ -103,17 +104,26 @@ def _term_shares(problem: Problem, solution: Solution) -> np.ndarray:
     return np.exp(g_KN - np.logaddexp.reduce(g_KN, axis=0)).max(axis=1)
 
 
-def _condition(problem: Problem, solution: Solution) -> float:
-    _, jacobian = problem.model.tangent(solution.theta_P[None])
-    lower, upper = problem.bounds
-    columns = jacobian[0][:, lower < upper] * np.sqrt(solution.weights_N)[:, None]
+def _condition(problem: Problem, solution: Solution) -> tuple[float, tuple[str, ...]]:
+    """Condition of the Jacobian, columns scaled to length 1, and the coefficients that its null directions move.
+
+    These are told in the coordinates of the expression: an amplitude there depends on the exponents beside it.
+    """
+    model, (lower, upper) = problem.model, problem.bounds
+    _, jacobian = model.tangent(solution.theta_P[None])
+    columns = jacobian[0] * np.sqrt(solution.weights_N)[:, None]
     length = np.linalg.norm(columns, axis=0)
-    length = np.where(length > 1e-9 * length.max(), length, np.inf)
-    singular = np.linalg.svd(columns / length, compute_uv=False)
-    return float(singular[0] / singular[-1]) if singular[-1] > 0 else float("inf")
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    x, y = np.log(a), np.log(b)
-    spread = x.std() * y.std()
-    return float(((x - x.mean()) * (y - y.mean())).mean() / spread) if spread > 1e-12 else 0.0
+    moves = length > NO_EFFECT * column_sizes(model, jacobian[0], solution.weights_N)
+    free = (lower < upper) & moves
+    if not free.any():
+        return float("inf"), ()
+    triangle = np.linalg.qr(columns[:, free] / length[free], mode="r")
+    _, singular, directions = np.linalg.svd(triangle)
+    lost = np.ones(len(directions), dtype=bool)
+    lost[: len(singular)] = singular < _SAME_EFFECT * singular[0]
+    null_PV = np.zeros((len(free), int(lost.sum())))
+    null_PV[free] = directions[lost].T / length[free][:, None]
+    moved = (np.abs(model.to_natural() @ null_PV) * length[:, None] > _MOVES).any(axis=1) & free
+    has_condition = moves[lower < upper].all() and singular[-1] > 0
+    condition = float(singular[0] / singular[-1]) if has_condition else float("inf")
+    return condition, tuple(name for name, is_moved in zip(model.names, moved, strict=True) if is_moved)

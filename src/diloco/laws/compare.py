@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import of_type
 from diloco.laws.axes import COUNTING_AXES, LOSS, TOKENS_PER_PARAM
 from diloco.laws.fit import fit_law, general_axes
 from diloco.laws.forms import Form, names, resolve
@@ -58,7 +59,9 @@ class Comparison:
         return lines
 
 
-def compare_forms(rows: Any, forms: Sequence[str | Form] = (), *, target: str = LOSS, **settings: Any) -> Comparison:
+def compare_forms(
+    rows: Any, forms: str | Form | Sequence[str | Form] = (), *, target: str = LOSS, **settings: Any
+) -> Comparison:
     """Fit each form (all that the rows have the axes for, if none are given) and rank them by hold-out.
 
     Args:
@@ -68,6 +71,9 @@ def compare_forms(rows: Any, forms: Sequence[str | Form] = (), *, target: str = 
         BadInput: no form can be fitted, with the reasons.
     """
     rows = read_rows(rows, target=target) if not isinstance(rows, Rows) else rows
+    forms = [forms] if isinstance(forms, (str, Form)) else forms
+    for form in forms:
+        of_type("forms", form, (str, Form), "names, expressions or Forms")
     asked = list(forms) or _applicable(rows, target)
     laws, left_out = [], {}
     for form in asked:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from diloco.errors import BadInput
-from diloco.laws.arguments import named, positive
+from diloco.laws.arguments import mapping, named, of_type, positive
 from diloco.laws.axes import TOKENS_PER_PARAM
-from diloco.laws.certify import levels
 from diloco.laws.law import Law
 from diloco.laws.quantile import t_quantile
+from diloco.laws.spread import levels
 
 TOKENS_PER_PARAM_DEFAULT = 20.0
 FLOPS_PER_PARAM_TOKEN = 6.0
@@ -64,11 +64,17 @@ def next_runs(
         BadInput: a law without intervals or params, a target beyond any number, a candidate that costs nothing, or a
             budget under the cheapest.
     """
+    of_type("law", law, Law, "what fit_law or load_law returned")
+    target = mapping("target", target, "{'params': 10e9, 'replicas': 4}")
     if not (law.dof > 0 and law.noise > 0):
         raise BadInput(f"law {law.id} has no interval to narrow: fit it on more rows than coefficients")
-    positive("budget_flops", budget_flops, math.inf)
+    budget_flops = positive("budget_flops", budget_flops, math.inf)
     law.predict(**target)
-    points = [dict(point) for point in candidates] if candidates is not None else _between_rungs(law, target)
+    points = (
+        [mapping("candidates", point, "[{'params': 1e9, 'replicas': 1}]") for point in candidates]
+        if candidates is not None
+        else _between_rungs(law, target)
+    )
     missing = [(number, axis) for number, point in enumerate(points, 1) for axis in law.form.axes if axis not in point]
     if missing or not points:
         lacking = f"number {missing[0][0]} has no {missing[0][1]}" if missing else "are none"

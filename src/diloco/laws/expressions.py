@@ -25,6 +25,7 @@ NUMBERS = (1e-100, 1e100)
 _EXPONENTS = 20.0
 """Sizes that a number in an exponent may have."""
 
+_NO_NAMES = ("nan", "inf", "infinity")
 _KEYWORD = re.compile(rf"\b(?:{'|'.join(keyword.kwlist)})\b")
 _MARK = "column_"
 """Before a keyword while Python reads it: `lambda` is a fine name for a column."""
@@ -57,6 +58,7 @@ def parse(expression: str, axes: Collection[str]) -> tuple[Term, ...]:
         )
     try:
         tree = _syntax_tree(expression)
+        _refuse_number_names(expression, tree, axes)
         parser = _Parser(expression, frozenset(axes))
         terms = tuple(parser.term(node) for node in parser.summands(tree))
     except SyntaxError as error:
@@ -81,6 +83,15 @@ def parse(expression: str, axes: Collection[str]) -> tuple[Term, ...]:
     if not amplitudes:
         raise BadInput(f"{named('form', expression)} has no amplitude to fit: write it as A*params^a")
     return terms
+
+
+def _refuse_number_names(expression: str, tree: ast.expr, axes: Collection[str]) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id.lower() in _NO_NAMES and node.id not in axes:
+            raise BadInput(
+                f"{named('form', expression)} uses {node.id}, which is no number that a law may hold and no name for a "
+                "coefficient: give it another name"
+            )
 
 
 def _syntax_tree(expression: str) -> ast.expr:
@@ -132,6 +143,8 @@ class _Parser:
             if len(node.args) != 1 or term.bend or sign == -1:
                 raise self.refuse(node, "is not a bend: write bend(params) once in a term")
             term.bend = self.axis(node.args[0])
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            raise self.refuse(node, "is negative: terms are at least 0, so put the sign into an exponent")
         else:
             raise self.refuse(
                 node, "is not an amplitude, a number of usual size above 0 or an axis to a power: expand it into a sum"

@@ -12,12 +12,12 @@ import numpy as np
 
 from diloco.errors import BadInput
 from diloco.laws.axes import TOKENS_PER_PARAM
-from diloco.laws.certify import levels
 from diloco.laws.design import FLOPS_PER_PARAM_TOKEN
 from diloco.laws.fit import fit_law
 from diloco.laws.law import Law
 from diloco.laws.report import finite
 from diloco.laws.rows import Rows
+from diloco.laws.spread import levels
 
 BEYOND = 5.0
 """Times the largest run that curves go on for: far enough to see the interval open."""

@@ -12,8 +12,9 @@ import diloco
 from diloco.errors import BadInput
 from diloco.laws import axes as ax
 from diloco.laws import notes as say
-from diloco.laws.arguments import named, sane_level
+from diloco.laws.arguments import mapping, named, of_type, one_number, sane_level, whole
 from diloco.laws.certify import certify
+from diloco.laws.expressions import NUMBERS
 from diloco.laws.forms import GENERAL, Form, resolve
 from diloco.laws.holdout import hold_out, is_exact
 from diloco.laws.law import Law, Runs
@@ -22,14 +23,9 @@ from diloco.laws.problem import Problem, Solution
 from diloco.laws.quantile import t_quantile
 from diloco.laws.robust import fit_problem
 from diloco.laws.rows import Rows, read_rows
+from diloco.laws.spread import COLLINEAR, moves_with
+from diloco.laws.unfitted import WATCHED, constant_note, together_note, unfitted_notes
 
-_WATCHED = ("params", "tokens", "replicas", "sync_every", "fragments", "overlap")
-"""Columns that must not vary unnoticed. Learning rates and batches are tuned per run, and so not among them."""
-
-_EXPLAINED = 0.95
-"""Share of a column's variance that the form's axes must explain for it to follow them."""
-
-_COLLINEAR = 0.98
 _SURPRISE = 0.05
 """Chance that the runs of a clean table draw a remark."""
 
@@ -63,9 +59,10 @@ def fit_law(
     Raises:
         BadInput: rows that cannot be used, an unknown form, or fewer rows than coefficients.
     """
-    sane_level(level)
-    if seed < 0:
-        raise BadInput(f"{named('seed', seed)} is below 0: give 0 or more")
+    level, seed = sane_level(level), whole("seed", seed)
+    fixed = _given(fixed)
+    of_type("form", form, (str, Form), "a name, an expression or a Form")
+    of_type("target", target, str, "the name of a column")
     rows = read_rows(rows, target=target) if not isinstance(rows, Rows) else rows
     if form in GENERAL and rows.gaps(["params"]):
         rows.column("params")  # which refuses: without it, a law of the other axes would pass for one in size
@@ -76,7 +73,8 @@ def fit_law(
             "out"
         )
     columns = {axis: rows.column(axis) for axis in form.axes}
-    problem = _problem(rows, form, columns, target, loss, delta, fixed or {}, use_loss_se)
+    _refuse_beyond_numbers(rows, target)
+    problem = _problem(rows, form, columns, target, loss, delta, fixed, use_loss_se)
     solution = fit_problem(problem)
     certificate, better = certify(problem, solution, columns, seed)
     if better is not None:
@@ -100,7 +98,7 @@ def fit_law(
         holdout=held,
         notes=tuple(_notes(rows, form, certificate, held, solution, target)),
         data_hash=rows.data_hash,
-        settings={"loss": loss, "delta": delta, "fixed": dict(fixed or {}), "use_loss_se": use_loss_se, "seed": seed},
+        settings={"loss": loss, "delta": delta, "fixed": fixed, "use_loss_se": use_loss_se, "seed": seed},
         versions=_versions(),
     )
 
@@ -123,9 +121,7 @@ def _problem(
     model = bind(form, columns, fixed)
     problem = Problem(model, y_N, weights, limits(model, y_N, fixed), loss, delta)
     if problem.free < 1:
-        raise BadInput(
-            f"{named('fixed', dict(fixed))} gives every coefficient of {form.expression}: leave one out to fit"
-        )
+        raise BadInput(f"{named('fixed', fixed)} gives every coefficient of {form.expression}: leave one out to fit")
     if len(rows) <= problem.free:
         raise BadInput(
             f"{len(rows)} rows cannot determine the {problem.free} coefficients of {form.expression}: "
@@ -134,12 +130,25 @@ def _problem(
     return problem
 
 
+def _given(fixed: Any) -> dict[str, float]:
+    """Coefficients that are given, each one number. Raises BadInput for anything else."""
+    return {
+        name: one_number(f"fixed {name}", value) for name, value in mapping("fixed", fixed, "{'floor': 1.69}").items()
+    }
+
+
+def _refuse_beyond_numbers(rows: Rows, target: str) -> None:
+    values = rows.column(target)
+    for index in np.flatnonzero((values < NUMBERS[0]) | (values > NUMBERS[1]))[:1]:
+        wanted = f"{NUMBERS[0]:g} to {NUMBERS[1]:g}"
+        raise BadInput(f"{rows.label(index)}: {target} is {values[index]:g}, outside {wanted}: change its units")
+
+
 def general_axes(rows: Rows, target: str = ax.LOSS) -> list[str]:
     """The axes that `power` and `power-floor` take: what varies, less what merely follows what is already taken."""
     taken: list[str] = []
-    for axis in rows.varying([name for name in ax.INPUTS if name != target and name in _WATCHED]):
-        logs = np.log(rows.column(axis))
-        if all(abs(np.corrcoef(logs, np.log(rows.column(other)))[0, 1]) < _COLLINEAR for other in taken):
+    for axis in rows.varying([name for name in ax.INPUTS if name != target and name in WATCHED]):
+        if all(abs(moves_with(rows.column(axis), rows.column(other))) < COLLINEAR for other in taken):
             taken.append(axis)
     return taken
 
@@ -147,9 +156,10 @@ def general_axes(rows: Rows, target: str = ax.LOSS) -> list[str]:
 def _notes(rows: Rows, form: Form, certificate: Any, held: Any, solution: Solution, target: str) -> list[str]:
     residual_pct = {i: float(100 * np.expm1(-solution.residual_N[i])) for i in solution.outlier_z}
     exact = is_exact(solution.noise)
-    unknown = [name for name in _WATCHED if name not in form.axes and name != target]
-    notes = say.column_notes(rows, _unexplained(rows, form, unknown), rows.gaps(unknown))
-    notes += say.exact_notes(certificate) if exact else []
+    if constant := constant_note(target, rows.column(target)):
+        return [*rows.notes, *constant]
+    notes = [*rows.notes, *(say.exact_notes(certificate) if exact else unfitted_notes(rows, form, target))]
+    notes += together_note(rows, form)
     notes += say.certificate_notes(certificate, form, exact)
     notes += say.outlier_notes(solution.outlier_z, residual_pct, rows, exact)
     notes += [] if exact else say.rival_note(solution.rival_rows, solution.outlier_z, rows)
@@ -159,18 +169,6 @@ def _notes(rows: Rows, form: Form, certificate: Any, held: Any, solution: Soluti
         surprising_z = t_quantile(1 - _SURPRISE / (2 * len(rows)), solution.dof - 1)
         notes += say.holdout_notes(held, set(solution.outlier_z), target, surprising_z)
     return notes
-
-
-def _unexplained(rows: Rows, form: Form, unknown: list[str]) -> list[str]:
-    logs = [np.log(rows.column(axis)) for axis in form.axes]
-    design = np.stack([np.ones(len(rows)), *logs], axis=1)
-    found = []
-    for axis in rows.varying(unknown):
-        values = np.log(rows.column(axis))
-        left = values - design @ np.linalg.lstsq(design, values, rcond=1e-10)[0]
-        if left.var() > (1 - _EXPLAINED) * values.var():
-            found.append(axis)
-    return found
 
 
 def _versions() -> dict[str, str]:

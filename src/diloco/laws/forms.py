@@ -179,7 +179,7 @@ def resolve(form: str | Form, varying: Sequence[str], columns: Mapping[str, str]
                 f"{named('form', form)} needs an axis that varies: none of {', '.join(INPUTS)} does in these rows"
             )
         return power(varying, floor=form == "power-floor")
-    if not any(mark in form for mark in "*^+/ "):
+    if not any(mark in form for mark in "*^+/( "):
         raise BadInput(f"{named('form', form)} is not known: {_nearest(form)}, or an expression over columns")
     aliases = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     form = unicodedata.normalize("NFKC", form)

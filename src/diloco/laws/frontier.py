@@ -46,8 +46,9 @@ def optimal(law: Law, flops: float, flops_per_param_token: float = 6.0, **fixed:
     """
     if "params" not in law.form.axes or not {"tokens", TOKENS_PER_PARAM} & set(law.form.axes):
         raise BadInput(f"form {law.form.expression} has no optimum at a budget: it needs params and tokens both")
-    for name, value in (("flops", flops), ("flops_per_param_token", flops_per_param_token)):
-        positive(name, value, math.inf)
+    flops = positive("flops", flops, math.inf)
+    flops_per_param_token = positive("flops_per_param_token", flops_per_param_token, math.inf)
+    fixed = {axis: positive(axis, value, math.inf) for axis, value in fixed.items()}
     budget = flops / flops_per_param_token
 
     def along(log_params: np.ndarray) -> dict[str, np.ndarray]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diloco.laws.certify import levels
 from diloco.laws.problem import Problem, Solution, covariance_of
 from diloco.laws.quantile import t_quantile
 from diloco.laws.robust import fit_problem
+from diloco.laws.spread import levels
 
 _MOST_SPLITS = 3
 _MOST_LEVELS = 12
@@ -40,7 +40,8 @@ class Split:
     half_width_pct: float
     """Mean half width of that interval."""
     carried_error_pct: float
-    """Mean error of the dumb baseline: the nearest run of the largest trained size, carried over."""
+    """Mean error of the dumb baseline: the nearest run of the largest trained size, carried over. Both baselines know
+    the runs that the law does: none that it left out."""
     log_linear_error_pct: float
     """Mean error of the other one: a power of every axis without a floor."""
 
@@ -124,7 +125,8 @@ def _split(problem: Problem, columns: Mapping[str, np.ndarray], train: np.ndarra
         else np.full(len(test), np.inf)
     )
     logs = np.log(np.stack([columns[axis] for axis in problem.model.form.axes], axis=1))
-    carried, linear = _carried(problem, logs, train, test), _log_linear(problem, logs, train, test)
+    kept = train[fit.weights_N > 0]
+    carried, linear = _carried(problem, logs, kept, test), _log_linear(problem, logs, kept, test)
     return Split(
         trained_to=edge,
         trained=len(train),

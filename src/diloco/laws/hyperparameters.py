@@ -17,6 +17,7 @@ import numpy as np
 
 from diloco.errors import BadInput
 from diloco.laws import lawfile
+from diloco.laws.arguments import counted, positive
 from diloco.laws.fit import fit_law
 from diloco.laws.forms import power
 from diloco.laws.law import Law
@@ -63,6 +64,7 @@ class HyperparameterLaws:
         Raises:
             BadInput: this fit (joint, or for that replica count) could not be made.
         """
+        params, replicas = positive("params", params), positive("replicas", replicas)
         found: dict[str, float | None] = {}
         for quantity in QUANTITIES:
             law = self.joint.get(quantity) if joint else self.independent[quantity].get(replicas)
@@ -216,7 +218,7 @@ def _vertex(batch: np.ndarray, loss: np.ndarray) -> tuple[float, str]:
     lowest = np.array([loss[batch == size].min() for size in sizes])
     best = float(sizes[np.argmin(lowest)])
     if sizes.size < _LEAST_BATCHES:
-        return best, f"{sizes.size} batch sizes make no quadratic: the best of them is taken as it is"
+        return best, f"no quadratic goes through {counted(sizes.size, 'batch size')}: the best is taken as it is"
     x = np.log2(sizes)
     curvature, slope, _ = np.polyfit(x - x.mean(), lowest, 2)
     if curvature <= 0:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diloco.errors import BadInput
-from diloco.laws.arguments import positive, sane_level
+from diloco.laws.arguments import counted, mapping, one_number, positive, sane_level
 from diloco.laws.axes import TOKENS_PER_PARAM
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
 from diloco.laws.holdout import HoldOut, is_exact
 from diloco.laws.model import Model, bind
-from diloco.laws.prediction import Curve, Prediction, extrapolations
+from diloco.laws.prediction import Curve, Prediction, extrapolations, reservations
 from diloco.laws.quantile import t_quantile
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Runs:
         return {axis: (float(values.min()), float(values.max())) for axis, values in self.columns.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Law:
     """One form fitted to one set of runs. `theta` is in the internal coordinates of `model`."""
 
@@ -72,6 +72,12 @@ class Law:
         """Twelve hex digits that change with the form, the data or the coefficients."""
         text = f"{self.form.expression}|{self.target}|{self.data_hash}|{[f'{value:.5g}' for value in self.natural_P]}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{key} {value:.4g}" for key, value in self.coefficients.items())
+        kept = counted(int((self.runs.weight > 0).sum()), "run")
+        noise = f"noise {100 * self.noise:.2g}%"
+        return f"<Law {self.id}: {self.target} = {self.form.expression} ({found}; {kept}, {noise})>"
 
     @property
     def exact(self) -> bool:
@@ -104,13 +110,13 @@ class Law:
 
     @cached_property
     def _estimates(self) -> dict[str, tuple[float, float, float]]:
-        """Name -> (value, low, high); NaN limits for what is pinned, at a bound, or without degrees of freedom."""
+        """Name -> (value, low, high); NaN limits for what is pinned, at a bound, confounded, or has no dof."""
         found = {}
         for i, name in enumerate(self.model.names):
             if name not in self.form.parameters:
                 continue
             value, half = self.natural_P[i], self.t * self._natural_se_P[i]
-            known = half > 0 and np.isfinite(half)
+            known = half > 0 and np.isfinite(half) and name not in self.certificate.confounded
             if i == self.form.floor:
                 points = np.maximum(np.exp(value) + np.array([0.0, -half, half]), 0.0)
             else:
@@ -153,8 +159,14 @@ class Law:
         cannot tell apart, and a sentence for each axis on which the point lies outside the runs.
 
         Raises:
-            BadInput: an axis of the form is missing or not above 0, or the answer overflows.
+            BadInput: an axis of the form is missing, not one number, or not above 0, or the answer overflows.
         """
+        if several := [axis for axis, value in point.items() if np.size(value) != 1 or np.ndim(value)]:
+            raise BadInput(
+                f"{several[0]} holds {counted(np.size(point[several[0]]), 'number')} and predict answers at one point: "
+                f"law.curve takes arrays"
+            )
+        point = {axis: one_number(axis, value) for axis, value in point.items()}
         with np.errstate(over="ignore", invalid="ignore"):
             curve = self.curve(point)
         if not np.isfinite(curve.value) or np.isinf(curve.high) or np.isinf(curve.new_high):
@@ -174,14 +186,18 @@ class Law:
             curve_high=float(curve.high),
             level=self.level,
             forms=central,
-            warnings=tuple(extrapolations({axis: float(points[axis][0]) for axis in points}, self.runs.ranges)),
-            point={name: float(value) for name, value in point.items()},
+            warnings=tuple(self._doubts({axis: float(points[axis][0]) for axis in points})),
+            point=point,
             law=self.id,
         )
 
+    def _doubts(self, point: Mapping[str, float]) -> list[str]:
+        return [*extrapolations(point, self.runs.ranges), *reservations(point, self.runs.columns)]
+
     def points(self, columns: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
         """Each axis of the form as (n,), and the shape that answers take."""
-        given = {name: np.asarray(values, dtype=float) for name, values in columns.items()}
+        named_columns = mapping("columns", columns, "{'params': sizes, 'replicas': 4}")
+        given = {name: _array(name, values) for name, values in named_columns.items()}
         if TOKENS_PER_PARAM in self.form.axes and {"tokens", "params"} <= set(given):
             given.setdefault(TOKENS_PER_PARAM, given["tokens"] / given["params"])
         missing = [axis for axis in self.form.axes if axis not in given]
@@ -191,12 +207,16 @@ class Law:
             usable = np.isfinite(given[axis]) & (given[axis] > 0)
             if not np.all(usable):
                 positive(axis, float(given[axis][~usable].ravel()[0]), np.inf)
-        arrays = np.broadcast_arrays(*(given[axis] for axis in self.form.axes))
+        try:
+            arrays = np.broadcast_arrays(*(given[axis] for axis in self.form.axes))
+        except ValueError as error:
+            shapes = ", ".join(f"{axis} {given[axis].shape}" for axis in self.form.axes)
+            raise BadInput(f"the columns {shapes} do not go together: give each one shape, or one number") from error
         return {axis: array.ravel() for axis, array in zip(self.form.axes, arrays, strict=True)}, arrays[0].shape
 
     def at_level(self, level: float) -> Law:
         """The same law with intervals at another level."""
-        sane_level(level)
+        level = sane_level(level)
         others = tuple(other.at_level(level) for other in self.alternatives)
         return replace(self, level=level, t=t_quantile((1 + level) / 2, self.dof), alternatives=others)
 
@@ -217,6 +237,16 @@ class Law:
         from diloco.laws.lawfile import save
 
         save(self, path)
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    """`values` as floats. Raises BadInput for what holds anything else."""
+    array = np.asarray(values)
+    if array.dtype.kind in "OUS":
+        array = np.array([one_number(name, value) for value in array.ravel()]).reshape(array.shape)
+    if array.dtype.kind not in "iuf":
+        raise BadInput(f"{name} holds values of type {array.dtype}: give numbers")
+    return array.astype(float)
 
 
 def unfitted_model(form: Form, runs: Runs, pinned: Mapping[str, float]) -> Model:

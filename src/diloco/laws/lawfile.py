@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from diloco.errors import BadInput
-from diloco.laws.arguments import LEVELS
+from diloco.laws.arguments import LEVELS, file_path
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
 from diloco.laws.holdout import HoldOut
@@ -24,7 +24,7 @@ from diloco.laws.problem import LOSSES
 from diloco.laws.quantile import t_within
 from diloco.laws.strict import build, refuse_difference, typed
 
-KIND, VERSION = "diloco-law", 1
+KIND, VERSION = "diloco-law", 2
 _CHECKSUM = "checksum"
 _NOT_A_NUMBER = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _DAMAGE = (
@@ -218,9 +218,15 @@ def _checksum(record: dict[str, Any]) -> str:
 
 
 def write_json(path: str | Path, record: dict[str, Any]) -> None:
-    """One strict JSON object with its checksum, atomically; NaN and infinities are written as {"number": "nan"}."""
+    """One strict JSON object with its checksum, atomically; NaN and infinities are written as {"number": "nan"}.
+
+    Raises:
+        BadInput: `path` is a folder, or no path.
+    """
+    target = file_path(path)
+    if os.path.isdir(target):
+        raise BadInput(f"{path} is a folder: name a file, as in {target / 'law.json'}")
     record = record | {_CHECKSUM: _checksum(record)}
-    target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(_plain(record), allow_nan=False, indent=1) + "\n", encoding="utf-8")
@@ -231,7 +237,7 @@ def write_json(path: str | Path, record: dict[str, Any]) -> None:
 
 def read_json(path: str | Path) -> dict[str, Any]:
     """The object that `write_json` wrote. Raises BadInput where there is none."""
-    if not Path(path).is_file():
+    if not file_path(path).is_file():
         raise BadInput(f"law file {path} does not exist: name a file that `diloco fit --out` wrote")
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=_number)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
-
-from diloco.laws.arguments import named
+from diloco.laws.arguments import counted, named
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
 from diloco.laws.holdout import HoldOut
 from diloco.laws.rows import Rows
+from diloco.laws.spread import COLLINEAR, FEW_LEVELS
 
-_FEW_LEVELS = 3
-_COLLINEAR = 0.98
 _ILL_CONDITIONED = 1e4
 _FEW_AGREE = 0.25
+_ROUNDING = 1e-9
 _FEW_DOF = 3
 _INFLUENTIAL = 1.0
 _WORSE = 1.02
@@ -37,13 +33,13 @@ def certificate_notes(certificate: Certificate, form: Form, exact: bool = False)
     """`exact`: the law fits to rounding, so that no other optimum can be better and the noise needs no runs."""
     notes = []
     for axis, count in certificate.levels.items():
-        if count < _FEW_LEVELS:
+        if count < FEW_LEVELS:
             notes.append(
-                f"{axis} takes only {count} value{'s' * (count > 1)}, through which any curve fits: the exponent says "
+                f"{axis} takes only {counted(count, 'value')}, through which any curve fits: the exponent says "
                 f"nothing about values between or beyond; add runs at a third"
             )
     for pair, correlation in certificate.correlations.items():
-        if abs(correlation) > _COLLINEAR:
+        if abs(correlation) > COLLINEAR:
             first, second = pair.split(", ")
             notes.append(
                 f"{first} and {second} move together (correlation of logs {correlation:.3f}): their coefficients "
@@ -52,7 +48,9 @@ def certificate_notes(certificate: Certificate, form: Form, exact: bool = False)
             )
     for name in certificate.at_bound:
         notes.append(_bound_sentence(name, form))
-    if certificate.condition > _ILL_CONDITIONED:
+    if certificate.confounded and not _follows(certificate):
+        notes.append(_confounded_sentence(certificate.confounded))
+    elif certificate.condition > _ILL_CONDITIONED and not exact and not certificate.confounded:
         notes.append(
             f"the fit is ill-conditioned ({certificate.condition:.1e}): coefficients trade off against each other, so "
             f"read predictions inside the runs' range, not single coefficients"
@@ -65,11 +63,27 @@ def certificate_notes(certificate: Certificate, form: Form, exact: bool = False)
     if not certificate.converged and not exact:
         notes.append("the solver stopped before it converged: take the coefficients as approximate")
     if 0 < certificate.dof < _FEW_DOF and not exact:
+        left = counted(certificate.dof, "degree of freedom", "degrees of freedom")
         notes.append(
-            f"{certificate.rows - certificate.rows_left_out} runs leave {certificate.dof:g} degrees of freedom: the "
-            f"intervals rest on almost no information about the noise; add runs or use a simpler form"
+            f"{certificate.rows - certificate.rows_left_out} runs leave {left}: the intervals rest on almost no "
+            f"information about the noise; add runs or use a simpler form"
         )
     return notes
+
+
+def _follows(certificate: Certificate) -> bool:
+    """Whether two axes that are one already say why coefficients cannot be told apart."""
+    return any(abs(correlation) > 1 - _ROUNDING for correlation in certificate.correlations.values())
+
+
+def _confounded_sentence(names: tuple[str, ...]) -> str:
+    *others, last = names
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return (
+        f"{listed} cannot be told apart: moving them together changes none of the law's values, so that only what they "
+        f"come to together is determined and none has an interval; leave one out of the form, or give it with "
+        f"{named('fixed', {last: 1.0})}"
+    )
 
 
 def _bound_sentence(name: str, form: Form) -> str:
@@ -148,28 +162,3 @@ def deviations(z: float) -> str:
     """ "4 standard deviations"; a count in the millions says no more than that it is far."""
     count = f"{abs(z):.0f}" if abs(z) <= _MANY_DEVIATIONS else f"more than {_MANY_DEVIATIONS}"
     return f"{count} standard deviations"
-
-
-def column_notes(rows: Rows, unexplained: list[str], gaps: Mapping[str, list[int]]) -> list[str]:
-    """For columns that vary without the form knowing, and for those that it cannot know for their gaps."""
-    notes = list(rows.notes)
-    for axis, which in gaps.items():
-        empty = "empty" if np.isnan(rows.numbers[axis][which]).all() else "0 or empty"
-        empty = "0" if (rows.numbers[axis][which] == 0).all() else empty
-        value = rows.numbers[axis][next(i for i in range(len(rows)) if i not in which)]
-        way_out = (
-            f"choose rows of one value, as in {named('where', {axis: float(value)})}"
-            if empty == "0"
-            else "fill it in, or take those rows out"
-        )
-        notes.append(
-            f"{axis} is {empty} in {rows.named(which)}, so that the form cannot have it as an axis: as far as it "
-            f"differs between runs, its effect is counted as noise; {way_out}"
-        )
-    for axis in unexplained:
-        values = rows.column(axis)
-        notes.append(
-            f"{axis} varies from {values.min():.4g} to {values.max():.4g} and is not in the form: its effect is "
-            f"counted as noise; add it, or keep one value with {named('where', {axis: float(values.max())})}"
-        )
-    return notes

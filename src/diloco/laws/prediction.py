@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
+from diloco.laws.spread import COLLINEAR, FEW_LEVELS, levels, moves_with
+
 _FAR = 10.0
-"""Times the largest run, from which on a prediction is called far."""
+"""Times the largest run, or below the smallest, from which on a prediction is called far."""
+
+_SAME = 1e-6
+_OFF_RELATION = 0.05
+"""In logs: how far from a relation between two axes a question is still on it."""
 
 
 class Curve(NamedTuple):
@@ -56,9 +63,40 @@ def extrapolations(point: Mapping[str, float], ranges: Mapping[str, tuple[float,
     found = []
     for axis, (low, high) in ranges.items():
         value = point.get(axis, low)
+        is_far = value > _FAR * high or value < low / _FAR
+        far = ", which is far: the form decides more than the data" if is_far else ""
         if value > high * (1 + 1e-9):
-            far = ", which is far: the form decides more than the data" if value > _FAR * high else ""
             found.append(f"{axis} {value:.4g} is {value / high:.3g} times the largest run's ({high:.4g}){far}")
         elif value < low * (1 - 1e-9):
-            found.append(f"{axis} {value:.4g} is {value / low:.2g} of the smallest run's ({low:.4g})")
+            found.append(f"{axis} {value:.4g} is {value / low:.2g} of the smallest run's ({low:.4g}){far}")
+    return found
+
+
+def reservations(point: Mapping[str, float], columns: Mapping[str, np.ndarray]) -> list[str]:
+    """A sentence for each way in which the runs, inside their ranges too, do not determine the law at `point`.
+
+    Args:
+        columns: of the runs, per axis (n,).
+    """
+    logs = {axis: np.log(values) for axis, values in columns.items() if axis in point}
+    found = []
+    for axis in logs:
+        known = levels(columns[axis])
+        if known.size < FEW_LEVELS and np.abs(np.log(known / point[axis])).min() > _SAME:
+            seen = " and ".join(f"{value:.4g}" for value in known)
+            found.append(
+                f"{axis} was {seen} in the runs and never between or beyond, so its effect at {point[axis]:.4g} is the "
+                "form's guess"
+            )
+    for a, b in combinations(logs, 2):
+        together = moves_with(columns[a], columns[b])
+        if abs(together) > COLLINEAR:
+            slope, start = np.polyfit(logs[a], logs[b], 1)
+            off = logs[b] - slope * logs[a] - start
+            here = float(np.log(point[b]) - slope * np.log(point[a]) - start)
+            if abs(here) > max(np.abs(off).max(), _OFF_RELATION):
+                found.append(
+                    f"{a} and {b} moved together in the runs, and {b} {point[b]:.4g} is {np.exp(here):.3g} times what "
+                    f"went with {a} {point[a]:.4g}: the law cannot say which of them did what"
+                )
     return found

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import positive
 from diloco.laws.model import Model
 from diloco.laws.solve import huber
+
+NO_EFFECT = 1e-9
+"""Length of a column, as a share of what it could be, up to which its coefficient does nothing."""
 
 LOSSES = ("robust", "mse", "huber")
 
@@ -26,10 +30,9 @@ class Problem:
     """Of the loss "huber" alone."""
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
+        if not isinstance(self.loss, str) or self.loss not in LOSSES:
             raise BadInput(f"fit loss '{self.loss}' is not known: use one of {', '.join(LOSSES)}")
-        if not self.delta > 0:
-            raise BadInput(f"huber delta {self.delta} must be above 0: 0.001 is usual on log losses")
+        positive("delta", self.delta, np.inf)
 
     @property
     def count(self) -> float:
@@ -103,14 +106,27 @@ def covariance_of(
 ) -> np.ndarray:
     """(J^T W J)^-1 (p, p) over the coefficients that the data can move, J being the model's tangent."""
     lower, upper = bounds
-    information = (jacobian_NP * weights_N[:, None]).T @ jacobian_NP
-    diagonal = np.diag(information)
+    scaled_NP = jacobian_NP * np.sqrt(weights_N)[:, None]
+    length = np.linalg.norm(scaled_NP, axis=0)
     inside = (theta_P > lower) & (theta_P < upper)
     if model.form.floor is not None:
         inside[model.form.floor] = True
-    free = inside & (lower < upper) & (diagonal > 1e-18 * diagonal.max())
-    covariance = np.zeros_like(information)
-    root = np.sqrt(diagonal[free])
-    scaled = information[np.ix_(free, free)] / np.outer(root, root)
-    covariance[np.ix_(free, free)] = np.linalg.pinv(scaled, rcond=1e-14, hermitian=True) / np.outer(root, root)
+    free = inside & (lower < upper) & (length > NO_EFFECT * column_sizes(model, jacobian_NP, weights_N))
+    covariance = np.zeros((len(length), len(length)))
+    unit_NP = scaled_NP[:, free] / length[free]
+    inverse = np.linalg.pinv(unit_NP.T @ unit_NP, rcond=1e-14, hermitian=True)
+    covariance[np.ix_(free, free)] = inverse / np.outer(length[free], length[free])
     return covariance
+
+
+def column_sizes(model: Model, jacobian_NP: np.ndarray, weights_N: np.ndarray) -> np.ndarray:
+    """(p,): about how long a column of the tangent is where its coefficient's term is all of the law.
+
+    So that a coefficient without effect is told from one in large units, such as the b of params^(a + b*params).
+    """
+    count, q = model.mu_KQ.shape
+    sizes = np.ones(jacobian_NP.shape[1])
+    sizes[count : count + q] = np.abs(model.phi_KNQ).max(axis=(0, 1)) if q else sizes[count : count + q]
+    if model.form.floor is not None:
+        sizes[model.form.floor] = np.abs(jacobian_NP[:, model.form.floor]).max()
+    return sizes * np.sqrt(max(float(weights_N.sum()), 0.0))

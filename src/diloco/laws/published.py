@@ -54,8 +54,7 @@ class Coefficients:
 
     def predict(self, params: float, replicas: float = 1.0) -> float:
         """The quantity at a size. Raises BadInput for a number that is not above 0."""
-        positive("params", params)
-        positive("replicas", replicas)
+        params, replicas = positive("params", params), positive("replicas", replicas)
         unit = SEQUENCE_TOKENS if self.quantity == "batch_tokens" else 1
         return unit * self.A * params**self.params_exponent * replicas**self.replicas_exponent
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from diloco.errors import BadInput
+from diloco.laws.arguments import of_type, whole
 from diloco.laws.law import Law
 from diloco.laws.model import limits
 from diloco.laws.quantile import t_quantile
@@ -60,7 +61,8 @@ def bootstrap(law: Law, draws: int = 400, groups: Sequence[Any] | None = None, s
     Raises:
         BadInput: groups of another length, or more than 5% of the refits fail, which would leave the tame ones.
     """
-    runs = law.runs
+    runs = of_type("law", law, Law, "what fit_law or load_law returned").runs
+    draws, seed = whole("draws", draws, least=2), whole("seed", seed)
     if groups is not None and len(groups) != len(runs.labels):
         raise BadInput(f"groups has {len(groups)} values for {len(runs.labels)} runs: give one per run")
     kept = np.flatnonzero(runs.weight > 0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from diloco.laws.outliers import EXACT, SPARE_DOF, Foreign, find_outliers
 from diloco.laws.problem import Problem, Solution, describe, noise_of
+from diloco.laws.solve import Solutions
 from diloco.laws.start import descend, grid_starts
 
 STARTS = 6
@@ -30,7 +31,7 @@ def fit_problem(problem: Problem, starts_SP: np.ndarray | None = None) -> Soluti
     if starts_SP is None:
         starts_SP = grid_starts(problem.model, y, w, problem.bounds, STARTS)
     delta = problem.delta if problem.loss == "huber" else np.inf
-    found = descend(problem.model, y, w, starts_SP, problem.bounds, delta)
+    found = _descend(problem, starts_SP, delta)
     theta, kept, converged = (
         found.theta_SP[found.best],
         np.ones(len(y), dtype=bool),
@@ -58,10 +59,26 @@ def _hold_both(problem: Problem, solution: Solution, foreign: Foreign) -> Soluti
     return replace(solution, outlier_z=foreign.z, rival_rows=foreign.rival_rows, covariance_PP=covariance)
 
 
+def _descend(problem: Problem, starts_SP: np.ndarray, delta: float = np.inf) -> Solutions:
+    """`descend`; where it did not arrive, also from there without one term or the other.
+
+    A term that the rows do not want goes to 0, which its logarithm never reaches, in ever shorter steps.
+    """
+    model, y, w, (lower, upper) = problem.model, problem.y_N, problem.weights_N, problem.bounds
+    found = descend(model, y, w, starts_SP, problem.bounds, delta)
+    terms = np.flatnonzero(lower[: model.terms] < upper[: model.terms])
+    if found.converged_S[found.best] or len(terms) < 2:
+        return found
+    without_SP = np.repeat(found.theta_SP[[found.best]], len(terms), axis=0)
+    without_SP[np.arange(len(terms)), terms] = lower[terms]
+    more = descend(model, y, w, without_SP, problem.bounds, delta)
+    return more if more.objective_S.min() <= found.objective_S.min() else found
+
+
 def _settle(problem: Problem, starts: np.ndarray) -> tuple[np.ndarray, float, bool]:
     """Least squares, then Huber at `_WIDE_DELTA` of the scale, until the scale stays: (theta, delta, converged)."""
     model, y, w = problem.model, problem.y_N, problem.weights_N
-    found = descend(model, y, w, starts, problem.bounds)
+    found = _descend(problem, starts)
     theta, delta, converged = found.theta_SP[found.best], np.inf, bool(found.converged_S[found.best])
     for _ in range(30):
         residual = model.log_value(theta[None])[0] - y
@@ -72,6 +89,6 @@ def _settle(problem: Problem, starts: np.ndarray) -> tuple[np.ndarray, float, bo
         if abs(new / delta - 1) < _SETTLED:
             break
         delta = new
-        found = descend(model, y, w, theta[None], problem.bounds, delta)
+        found = _descend(problem, theta[None], delta)
         theta, converged = found.theta_SP[0], bool(found.converged_S[0])
     return theta, delta, converged

@@ -13,7 +13,7 @@ import numpy as np
 
 from diloco.errors import BadInput
 from diloco.laws import axes as ax
-from diloco.laws.arguments import named
+from diloco.laws.arguments import mapping, named
 from diloco.laws.tables import read_table
 
 _SHOWN = 6
@@ -144,7 +144,7 @@ def read_rows(
     *,
     rename: Mapping[str, str] | None = None,
     where: Mapping[str, Any] | None = None,
-    pool: Sequence[str] = (),
+    pool: str | Sequence[str] = (),
     target: str = ax.LOSS,
     bad: str = "refuse",
 ) -> Rows:
@@ -165,7 +165,8 @@ def read_rows(
     if isinstance(source, Rows):
         rows = source
     else:
-        rows = _columns(*read_table(source), dict(rename or {}))
+        rows = _columns(*read_table(source), mapping("rename", rename, "{'loss': 'val_bpb'}"))
+    where = mapping("where", where, "{'method': 'diloco'}")
     rows = rows.where(**where) if where else rows
     problems = _problems(rows, target)
     if problems and bad == "refuse":
@@ -174,8 +175,10 @@ def read_rows(
         dropped = {i for i, _ in problems}
         if len(dropped) == len(rows):
             raise BadInput(f"{rows._listed(problems)}: no row is left to fit")
-        note = rows._listed(problems).replace("cannot be used", "were left out")
+        were = "was left out" if len(problems) == 1 else "were left out"
+        note = rows._listed(problems).replace("cannot be used", were)
         rows = replace(rows.take(i for i in range(len(rows)) if i not in dropped), notes=(*rows.notes, note))
+    pool = [pool] if isinstance(pool, str) else list(pool)
     if unknown := [name for name in pool if name not in ax.GROUPS]:
         raise BadInput(
             f"{named('pool', [unknown[0]])} has no effect: a mixture is refused of {', '.join(ax.GROUPS)} alone"
@@ -185,8 +188,9 @@ def read_rows(
 
 
 def _columns(records: list[dict[str, Any]], places: list[str], rename: dict[str, str]) -> Rows:
-    headers = _headers(list(dict.fromkeys(header for record in records for header in record)), rename)
-    numbers, texts, notes, unreadable = {}, {}, [], {}
+    found = list(dict.fromkeys(header for record in records for header in record))
+    headers = _headers(found, rename)
+    numbers, texts, notes, unreadable = {}, {}, _rename_notes(found, rename), {}
     for header, name in headers.items():
         cells = [record.get(header) for record in records]
         values = [math.nan if _empty(cell) else ax.number(cell) for cell in cells]
@@ -213,6 +217,8 @@ def _headers(found: list[str], rename: dict[str, str]) -> dict[str, str]:
             raise BadInput(
                 f"{named('rename', {name: header})}: the rows have no column '{header}', only {', '.join(found)}"
             )
+    others = [header for header in found if header not in rename.values()]
+    refuse_two_of_a_kind([header for header in others if ax.canonical(header) not in rename])
     headers = {header: name for name, header in rename.items()}
     taken = set(headers.values())
     for header in sorted(found, key=lambda h: ax.canonical(h) != h):
@@ -223,6 +229,32 @@ def _headers(found: list[str], rename: dict[str, str]) -> dict[str, str]:
             headers[header] = name
             taken.add(name)
     return headers
+
+
+def refuse_two_of_a_kind(headers: Sequence[str], way_out: str = "") -> None:
+    """Two columns that are names of one thing may differ, and which of them was meant is not ours to guess.
+
+    Raises:
+        BadInput: naming both, and `way_out` where it is not the argument that says which column is which.
+    """
+    of_name: dict[str, list[str]] = {}
+    for header in headers:
+        of_name.setdefault(ax.canonical(header), []).append(header)
+    for name, both in of_name.items():
+        if len(both) > 1 and name in ax.UNAMBIGUOUS:
+            listed = " and ".join(f"'{header}'" for header in both)
+            way = way_out or f"say which is meant with {named('rename', {name: both[0]})}, or take the other out"
+            raise BadInput(f"columns {listed} are both names of {name}: {way}")
+
+
+def _rename_notes(found: list[str], rename: dict[str, str]) -> list[str]:
+    """For a column that was asked for in place of the one that has the name."""
+    return [
+        f"{name} is read from column '{header}', as {named('rename', {name: header})} says, and column '{name}' is not "
+        "used"
+        for name, header in rename.items()
+        if name in found and header != name and ax.canonical(header) != name
+    ]
 
 
 def _problems(rows: Rows, target: str) -> list[tuple[int, str]]:

@@ -57,9 +57,8 @@ def recommend(
     Raises:
         BadInput: an unknown rule, a number that is not above 0, or an axis that the law needs.
     """
-    for name, value in {"params": params, "replicas": replicas, "tokens": 1.0 if tokens is None else tokens}.items():
-        positive(name, value)
-    tokens = pub.PAPER_TOKENS_PER_PARAM * params if tokens is None else tokens
+    params, replicas = positive("params", params), positive("replicas", replicas)
+    tokens = pub.PAPER_TOKENS_PER_PARAM * params if tokens is None else positive("tokens", tokens)
     if isinstance(rule, Law):
         return _fitted(rule, {"params": params, "replicas": replicas, "tokens": tokens} | further, hyperparameters)
     if rule == "paper":

@@ -24,6 +24,10 @@ _STALLED = 1e12
 """Damping at which no step in any direction gains: as near to the optimum as rounding allows."""
 
 
+_IDLE = 20
+"""Iterations in a row without a gain, after which an optimum is reached: a term on its way to 0 never stops moving."""
+
+
 @dataclass(frozen=True)
 class Solutions:
     theta_SP: np.ndarray
@@ -68,6 +72,7 @@ def minimise(
     objective = (w_SN * huber(residual, delta)).sum(axis=1)
     converged = np.zeros(n_sets, dtype=bool)
     damping, growth = np.full(n_sets, 1e-2), np.full(n_sets, 2.0)
+    idle = np.zeros(n_sets, dtype=int)
     live = np.arange(n_sets)
     for _ in range(max_iterations):
         hessian, gradient = _normal_equations(residual, jacobian, w_SN[live], delta)
@@ -80,6 +85,8 @@ def minimise(
         better = np.isfinite(new) & (gained >= 0)
         settled = (moved <= _STEP_TOLERANCE * (1 + np.abs(trial))).all(axis=1)
         settled |= better & (gained <= _GAIN_TOLERANCE * objective[live]) & (damping[live] < _NEARLY_NEWTON)
+        idle[live] = np.where(better & (gained > _GAIN_TOLERANCE * objective[live]), 0, idle[live] + 1)
+        settled |= idle[live] >= _IDLE
         theta[live[better]], objective[live[better]] = trial[better], new[better]
         residual = np.where(better[:, None], new_residual, residual)
         jacobian = np.where(better[:, None, None], new_jacobian, jacobian)

@@ -182,12 +182,25 @@ def _run_record(folder: Path) -> dict[str, Any]:
 
 
 def _from_columns(columns: Mapping[str, Any]) -> Records:
-    cells = {str(name): list(values) for name, values in columns.items()}
+    cells = {str(name): _cells(str(name), values) for name, values in columns.items()}
     lengths = {name: len(values) for name, values in cells.items()}
     if len(set(lengths.values())) > 1:
         raise BadInput(f"columns have different lengths {lengths}: give one value per run in each")
     count = next(iter(lengths.values()), 0)
     return [{name: values[i] for name, values in cells.items()} for i in range(count)], _numbered(count)
+
+
+def _cells(name: str, values: Any) -> list[Any]:
+    """One column's values, masked ones as empty. Raises BadInput for what is no column."""
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__") or getattr(values, "ndim", 1) != 1:
+        raise BadInput(f"column {name} is {type(values).__name__} with no value per run: give a list or a 1-d array")
+    return values.tolist() if hasattr(values, "mask") and hasattr(values, "filled") else list(values)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that reading `path` reads: itself, or those of the run folders in it."""
+    names = (_ROW, _CONFIG, _RECEIPT)
+    return [file for name in names for file in (path / name, *path.glob(f"*/{name}"))] if path.is_dir() else [path]
 
 
 def _numbered(count: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
 from collections.abc import Collection, Iterator
@@ -88,8 +89,14 @@ class RunFolder:
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:
-    """Write `text` so that a reader sees the old file or the new one, never half."""
+    """Write `text` so that a reader sees the old file or the new one, never half.
+
+    Raises:
+        IsADirectoryError: `path` is a folder, which names no file.
+    """
     path = Path(path)
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

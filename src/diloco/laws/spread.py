@@ -1,0 +1,27 @@
+"""How the runs lie on their axes: how many values each takes, and which axes move together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+FEW_LEVELS = 3
+"""Values of an axis under which any curve goes through them."""
+
+COLLINEAR = 0.98
+"""Correlation of logs from which on two axes count as one."""
+
+_SAME_LEVEL = 1e-6
+
+
+def levels(values: np.ndarray) -> np.ndarray:
+    """The different values of an axis, ascending; values closer than rounding are one."""
+    ordered = np.sort(values)
+    first = np.concatenate([[True], np.diff(np.log(ordered)) > _SAME_LEVEL])
+    return ordered[first]
+
+
+def moves_with(a: np.ndarray, b: np.ndarray) -> float:
+    """Correlation of the logs of two columns; 0 where one of them is constant."""
+    x, y = np.log(a), np.log(b)
+    spread = x.std() * y.std()
+    return float(((x - x.mean()) * (y - y.mean())).mean() / spread) if spread > 1e-12 else 0.0
