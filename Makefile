@@ -6,6 +6,9 @@ BIN := .venv/bin
 # Which torch to install; a build of your choice (CPU only, another accelerator) put into .venv beforehand is kept.
 TORCH ?= torch==2.13.0
 
+# Two test files at a time: enough for 2 cores, since many tests start processes of their own.
+PARALLEL ?= -n 2 --dist loadfile
+
 DEMO := runs/demo
 DEMO_OPTIONS := --size 1m --replicas 4 --steps 1000 --batch-tokens 1024 --inner.lr 3e-3 --runs $(DEMO)
 
@@ -19,10 +22,10 @@ demo: .venv/installed
 
 test: .venv/developer
 	$(BIN)/ruff check . && $(BIN)/ruff format --check -q .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
 quick: .venv/developer
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 lint: .venv/developer
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

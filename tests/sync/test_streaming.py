@@ -38,6 +38,7 @@ def first_difference(ours: Tensor, plain: Tensor) -> str:
     return f"after step {apart[0, 0] + 1} replica {apart[0, 1]} differs" if len(apart) else ""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mixing=.* has no effect")
 @pytest.mark.parametrize("mixing", [0.0, 0.5, 1.0, "rebase"])
 @pytest.mark.parametrize("overlap", [0, 1, 5])

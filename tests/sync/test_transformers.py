@@ -23,6 +23,9 @@ WAYS = {
 """The second has a round under way after steps 6 and 10, and kept-back errors."""
 
 
+pytestmark = pytest.mark.slow
+
+
 def llama(replica: int, tied: bool, seed: int = 0) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
