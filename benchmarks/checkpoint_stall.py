@@ -73,8 +73,8 @@ def main() -> None:
             for link in LINKS:
                 rows.append(run(size, link, options.sync_every, Path(folder)))
                 print(show(rows[-1]), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+                if options.out:
+                    options.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
