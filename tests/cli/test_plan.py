@@ -70,7 +70,7 @@ def test_first_screen_of_text_decides(capsys):
     assert "Worth it: with a second site over 1 Gbit/s the run takes" in top and "money" in top and "loss" in top
     labels = {re.split(r"  +", line.strip())[0] for line in lines[:25]}
     wanted = {"time", "cost", "loss (paper)", "compute utilisation", "a step", "waiting for the link",
-              "tokens a second", "link for 90% utilisation", "link for 95% utilisation", "link for 99% utilisation",
+              "tokens a second", "link for 90% at this H", "link for 95% at this H", "link for 99% at this H",
               "sent over the link a day", "memory of a chip", "goodput under failures"}  # fmt: skip
     assert wanted <= labels and max(map(len, lines)) <= 120
 
@@ -178,10 +178,108 @@ BAD = {
     "no such hardware": ("--hardware=no/such.toml", "no/such.toml"),
     "model that does not fit": ("--params=1t --tokens=1t", "does not fit"),
     "article and a question": ("--like=article", "leave --params out"),
-    "unknown table": ("--like=paper", "--like is paper"),
+    "unknown table": ("--like=paper", "--like is paper: give article"),
+    "a share without its sign": ("--mfu=40", "give 40%"),
+    "nothing like it": ("--frobnicate=1", "unknown option --frobnicate=1: `diloco plan --help` lists the options"),
+    "micro-batches without stages": ("--microbatches=4", "--microbatches is 4 without --pipeline"),
+    "more micro-batches than tokens": ("--pipeline=4 --microbatches=9999999", "give at most"),
+    "zero micro-batches": ("--pipeline=4 --microbatches=0", "--microbatches is 0: give 1"),
+    "model that no chips hold": ("--params=1e17 --tokens=1t", "nor do 10,000,000 chips a replica"),
+    "no sequence of that length fits": ("--seq-len=100000000", "--seq-len is 100,000,000, with which"),
+    "failures without a unit": ("--mtbi=365", "--mtbi is '365'"),
+    "fewer than no spares": ("--spares=-1", "--spares is -1: give 0"),
+    "money in plain numbers": ("--budget-usd=1000 --sync-every=100 --batch-tokens=1m", "--budget-usd is 1,000, which"),
     "unknown option": ("--sides=2x64xh100", "did you mean --sites?"),
     "a word for a number": ("--sync-every=often", "--sync-every is often: give a whole number"),
 }
+
+
+HARDWARE = {
+    "a peak that is a number": ("peak = 5", "chip.own.peak is 5: give FLOP/s by precision"),
+    "a peak without a unit": ('peak = { bf16 = "500" }', "without a unit: write it as '989 TFLOP/s'"),
+    "a bare number": ("peak = { bf16 = 500 }", "chip.own.peak.bf16 is 500, without a unit"),
+    "no peak at all": ("peak = {}", "chip.own.peak is {}"),
+    "half a chip": ('peak = { bf16 = "5 TFLOP/s" }\nnode_chips = 2.5', "node_chips is 2.5: give a whole number, as 2"),
+}
+
+
+@pytest.mark.parametrize(("lines", "says"), HARDWARE.values(), ids=HARDWARE)
+def test_a_broken_chip_is_refused(lines, says, tmp_path, capsys):
+    file = tmp_path / "own.toml"
+    file.write_text(f'[chip.own]\nmemory = "80GB"\nmemory_bandwidth = "3000 GB/s"\npower_w = 500\n{lines}\n')
+    assert says in refusal(capsys, "plan", *QUESTION, "--hardware", file)
+
+
+@pytest.mark.parametrize(("text_of_file", "says"), [("", "is empty"), ("[chip]\nown = 3\n", "has chip.own = 3")])
+def test_a_hardware_file_without_tables_is_refused(text_of_file, says, tmp_path, capsys):
+    file = tmp_path / "own.toml"
+    file.write_text(text_of_file)
+    assert says in refusal(capsys, "plan", *QUESTION, "--hardware", file)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--sites=64xh100", "ignored: --between, as there is one site"),
+        ("--sites=64xh100 --between- --overlap=3 --codec=int8",
+         "ignored: --codec and --overlap, as there is one replica (M = 1)"),
+        ("--sites=8xh100 --between- --inside=100gbit", "ignored: --inside, as a site is one server"),
+        ("--sites=64xh100 --between- --replicas=2 --overlap=3", ""),
+    ],
+)  # fmt: skip
+def test_what_changes_nothing_is_said(words, says, capsys):
+    notes = [note for note in answer(capsys, "plan", *with_options(words))["notes"] if note.startswith("ignored")]
+    assert (says in notes[0]) if says else not notes
+
+
+def test_stages_and_their_bubble_are_shown(capsys):
+    """770,048 tokens a step in sequences of 2048: 188 for each replica of 64 chips, 8 shards of 8 stages: 23 each, and
+    32 parts of at least 1024 tokens are four a stage."""
+    words = "--pipeline=8 --replicas=2"
+    out = text(capsys, "plan", *with_options(words))
+    assert "  pipeline bubble" in out and "tensor 1 x pipeline 8, with 32 micro-batches" in out
+    printed = answer(capsys, "plan", *with_options(words))
+    assert printed["micro_batches"] == 32
+    assert printed["bubble_s"] == pytest.approx(7 / 32 * printed["compute_s"])
+    given = answer(capsys, "plan", *with_options(words + " --microbatches=16"))
+    assert given["bubble_s"] == pytest.approx(7 / 16 * given["compute_s"]) and given["micro_batches"] == 16
+    assert "pipeline bubble" not in text(capsys, "plan", *QUESTION)
+
+
+def test_plain_diloco_has_an_interval_of_its_own(capsys):
+    printed = answer(capsys, "plan", *with_options("--between=10gbit,20ms"))
+    plain, streaming = (printed["methods"][name]["sync_every"] for name in ("diloco", "streaming"))
+    said = f"plain DiLoCo, which hides nothing, has an H of its own by the same rule, {plain}"
+    assert plain > streaming == 30 and said in "\n".join(printed["assumptions"])
+    same = answer(capsys, "plan", *with_options("--sync-every=70"))
+    assert {line["sync_every"] for line in same["methods"].values()} == {1, 70}
+
+
+def test_much_more_money_is_a_factor(capsys):
+    out = " ".join(text(capsys, "plan", *with_options("--between=1kbit")).split("assumptions:")[0].split())
+    assert " times as long), for " in out and " times the money" in out and "e+" not in out and "% more" not in out
+
+
+def test_top_k_comes_with_a_caution(capsys):
+    out = " ".join(text(capsys, "plan", *QUESTION, "--codec", "topk:0.01").split())
+    assert "But top-k is not in that loss: it cost 25%" in out.split("one site")[0]
+    assert "But top-k" not in text(capsys, "plan", *QUESTION)
+
+
+def test_a_step_means_the_same_everywhere(capsys):
+    """Between failures; days are with them."""
+    words = "--sites=2x2048xh100 --deadline=1000d --sync-every=100 --codec=e3m0 --overlap=5 --fragments=5 --mtbi=60d"
+    printed = answer(capsys, "plan", *with_options(words))
+    for one in (*printed["search"]["front"], printed["search"]["best"], *printed["methods"].values()):
+        tokens, batch = one.get("tokens", printed["tokens"]), one["batch_tokens"]
+        assert one["days"] == pytest.approx(tokens / batch * one["step_s"] / one["goodput"] / 86400)
+
+
+def test_a_page_in_a_new_folder_is_said_and_a_folder_is_no_page(tmp_path, capsys):
+    asked = ("plan", *QUESTION, "--sync-every", 100, "--codec", "e3m0", "--report", tmp_path / "new" / "p.html")
+    assert text(capsys, *asked).endswith("p.html, in a new folder\n")
+    assert text(capsys, *asked).endswith("p.html\n")
+    assert "is a folder: name a file" in refusal(capsys, "plan", *QUESTION, "--report", tmp_path)
 
 
 @pytest.mark.parametrize(("words", "says"), BAD.values(), ids=BAD)

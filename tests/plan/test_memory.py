@@ -5,6 +5,7 @@ OMP_NUM_THREADS=1 pytest tests/plan/test_memory.py
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,9 @@ from diloco.plan.catalogue import catalogue
 from diloco.plan.hardware import Cluster, Link, Speed
 from diloco.plan.memory import RESERVE, MemoryOptions, fit, memory
 from diloco.plan.model import get_model
+from diloco.plan.question import settle
 from diloco.plan.run import Island, Run
+from diloco.plan.units import format_bytes
 
 
 def make_run(params: str, chips: int, replicas: int = 2, chip: str = "h100", **changes) -> Run:
@@ -95,8 +98,41 @@ def test_the_nearest_change_is_tried_first() -> None:
 
 
 def test_a_model_that_no_split_holds_is_refused_with_the_chips_it_needs() -> None:
+    """70B with its anchor in the hosts' memory: 16 bytes a parameter are 70 GB for each of 16 chips."""
     found = fit(make_run("70b", 8))
-    assert found.nearest is None and "give a replica 26 chips or more" in found.sentence
-    assert fit(make_run("70b", 32)).memory.fits
+    assert found.nearest is None and "give a replica 16 chips or more" in found.sentence
+    assert settle(make_run("70b", 16)).fits and fit(make_run("70b", 32)).memory.fits
+
+
+@pytest.mark.parametrize(
+    ("params", "chips", "replicas"),
+    [("70b", 8, 2), ("70b", 8, 8), ("13b", 2, 2), ("llama3-405b", 64, 2), ("10t", 64, 2)],
+)
+def test_the_least_chips_are_accepted_and_no_fewer_are(params, chips, replicas) -> None:
+    """Against trying the numbers of chips below it that fill servers, one after another."""
+    run = make_run(params, chips, replicas)
+    said = int(re.search(r"give a replica ([\d,]+) chips or more", fit(run).sentence)[1].replace(",", ""))
+    enough = said * replicas // 2
+    fewer = [n for n in range(1, enough) if (n < 8 or n % 8 == 0) and n % (replicas // 2) == 0]
+    assert settle(make_run(params, enough, replicas)).fits
+    assert not any(settle(make_run(params, count, replicas)).fits for count in fewer[-40:])
+
+
+def test_the_bytes_are_those_of_the_asked_run() -> None:
+    run = make_run("70b", 8, island=Island(tensor=4))
+    asked = format_bytes(memory(run).total_bytes)
+    assert fit(run).sentence.startswith(f"does not fit: with tensor 4 x pipeline 1 it takes {asked} a chip, ")
+
+
+def test_a_long_sequence_is_split_over_chips() -> None:
+    """A whole one keeps 2 bytes a token, channel and layer, and 6 a token and word: 132 GB."""
+    long = replace(make_run("7b", 64), model=get_model("7b", seq_len=262_144), batch_tokens=2.0**26)
+    settled = settle(long)
+    assert settled.fits and memory(long).activations_bytes > 130e9
+    assert settled.fit.options.micro_batch_tokens in [262_144 / 2**k for k in range(1, 5)]
+    assert memory(settled.run, settled.fit.options).fits
+
+
+def test_huge_micro_batches_are_said() -> None:
     huge = fit(make_run("7b", 8), MemoryOptions(micro_batch_tokens=1e9))
     assert huge.nearest is None and "fewer tokens in a micro-batch" in huge.sentence

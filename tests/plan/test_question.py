@@ -13,7 +13,7 @@ import pytest
 from diloco.errors import BadInput
 from diloco.plan.asked import Asked, read_question
 from diloco.plan.clock import clock, inner_step
-from diloco.plan.measured import measured_speed
+from diloco.plan.measured import KIND, measured_speed
 from diloco.plan.question import DATA_PARALLEL, DILOCO, ONE_SITE, STREAMING, divides, methods, settle, streaming
 from diloco.plan.run import Island
 
@@ -105,7 +105,7 @@ def test_divides_holds_for_what_a_run_accepts():
 
 def test_a_measured_speed_goes_before_the_assumed_one(tmp_path):
     file = tmp_path / "device.json"
-    file.write_text(json.dumps({"flop_per_s": 3e14}))
+    file.write_text(json.dumps({"kind": KIND, "flop_per_s": 3e14}))
     asked = question(measured=str(file))
     assert (
         asked.speed(asked.cluster).flop_per_s == 3e14
@@ -124,12 +124,41 @@ def test_a_run_folder_tells_the_speed_while_computing(tmp_path):
     assert measured_speed(str(tmp_path)).flop_per_s == pytest.approx(6 * 1000 * 50 / 2 / 4)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"flop_per_s": 0}', '{"flop_per_s": "fast"}', "[1]", "no"])
+WITHOUT_SPEED = [f'{{"kind": "{KIND}"}}', f'{{"kind": "{KIND}", "flop_per_s": 0}}', "{}", "[1]", "no"]
+
+
+@pytest.mark.parametrize("text", [*WITHOUT_SPEED, f'{{"kind": "{KIND}", "flop_per_s": "fast"}}'])
 def test_a_file_without_a_speed_is_refused(tmp_path, text):
     file = tmp_path / "device.json"
     file.write_text(text)
     with pytest.raises(BadInput, match=r"--measured .*device\.json"):
         measured_speed(str(file))
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    (tmp_path / "law.json").write_text(json.dumps({"format": "diloco-law 1", "flop_per_s": 3e14}))
+    with pytest.raises(BadInput, match="is no file of `diloco bench device`"):
+        question(measured=str(tmp_path / "law.json"))
+
+
+def test_more_than_the_chips_peak_was_not_measured_on_it(tmp_path):
+    file = tmp_path / "device.json"
+    file.write_text(json.dumps({"kind": KIND, "flop_per_s": 1.2e15, "device": "NVIDIA B200"}))
+    with pytest.raises(BadInput, match="more than the peak of NVIDIA H100 80GB SXM, 990 TFLOP/s"):
+        question(measured=str(file))
+    assert "not on" not in question(measured=str(file), sites="2x8xb200").assumed[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "chip", "same"),
+    [("NVIDIA H100 80GB HBM3", "h100", True), ("cpu", "h100", False), ("cpu", "laptop-cpu", True),
+     ("NVIDIA H200", "h100", False), ("NVIDIA GeForce RTX 4090", "rtx4090", True)],
+)  # fmt: skip
+def test_another_device_than_the_sites_chip_is_said(tmp_path, device, chip, same):
+    file = tmp_path / "device.json"
+    file.write_text(json.dumps({"kind": KIND, "flop_per_s": 5e11, "device": device}))
+    said = question(params="100m", tokens="1b", measured=str(file), sites=f"2x1x{chip}").assumed[0]
+    assert ("not on" in said) is not same and (repr(device) in said) is not same
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_would():

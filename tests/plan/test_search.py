@@ -52,7 +52,8 @@ def test_ten_thousand_configurations_are_tried(everything):
 def test_each_has_the_clock_and_goodput_of_its_run(everything):
     for index in range(0, len(everything.runs), 997):
         run = everything.runs[index]
-        assert everything.step_s[index] == pytest.approx(clock(run).step_s / goodput(run))
+        assert everything.step_s[index] == pytest.approx(clock(run).step_s)
+        assert everything.goodput[index] == pytest.approx(goodput(run))
         assert everything.days[index] == pytest.approx(clock(run).total_s / goodput(run) / 86400)
         usd = run.cluster.usd_per_h * 24 * everything.days[index]
         assert everything.cost_usd[index] == pytest.approx(usd)
@@ -111,9 +112,22 @@ def test_the_cheapest_way_to_a_loss(everything):
 def test_what_nothing_reaches_is_refused_with_the_nearest_that_is(goal, option, unit):
     with pytest.raises(BadInput, match=f"{option} is .* none of the .* configurations tried") as refused:
         search(ask(**FEW, **goal))
-    near = str(refused.value).split("give ")[1].split()[0].rstrip(",").removesuffix("d" if unit else "")
+    near = str(refused.value).split("give ")[1].split()[0].replace(",", "").removesuffix("d" if unit else "")
     again = {key: (near + "d" if key == "deadline" else float(near) if key == "target_loss" else near) for key in goal}
     assert search(ask(**FEW, **again)).best is not None
+
+
+def test_the_nearest_loss_is_no_looser_than_it_must_be(everything):
+    with pytest.raises(BadInput) as refused:
+        search(ask(target_loss=1.0))
+    near = float(str(refused.value).split("give ")[1].split(",")[0])
+    least = everything.loss.min()
+    assert least <= near <= least + 1e-4
+
+
+def test_money_is_written_in_plain_numbers():
+    with pytest.raises(BadInput, match=r"--budget-usd is 5, .* give [\d,]+, or fewer --tokens"):
+        search(ask(tokens="2000t", budget_usd="5", **FEW))
 
 
 def test_what_the_question_fixes_stays():
@@ -133,7 +147,8 @@ def test_the_plainest_of_those_alike_is_taken():
 
 def test_with_a_law_of_tokens_a_run_trains_until_the_deadline(law):
     best = search(ask(law=law, tokens=None, deadline="2d", **FEW)).best
-    assert best.days == pytest.approx(2) and best.tokens == pytest.approx(2 * 86400 / best.step_s * best.batch_tokens)
+    steps = 2 * 86400 * best.goodput / best.step_s
+    assert best.days == pytest.approx(2) and best.tokens == pytest.approx(steps * best.batch_tokens)
     longer = search(ask(law=law, tokens=None, deadline="4d", **FEW)).best
     assert longer.tokens > best.tokens and longer.loss < best.loss
     fixed = search(ask(law=law, deadline="20d", **FEW)).best

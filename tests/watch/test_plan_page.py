@@ -12,12 +12,13 @@ import sys
 
 import pytest
 
+from diloco.cli.plan_text import rows_of
 from diloco.plan.answer import answer
 from diloco.plan.asked import Asked, read_question
 from diloco.plan.pictures import pictures
 from diloco.plan.search import search
-from diloco.watch.plan_charts import breakdown_chart, front_chart, utilization_chart, window_chart
-from diloco.watch.plan_page import days, needed, seconds, title, usd, write_plan_page
+from diloco.watch.plan_charts import breakdown_chart, front_chart, goodput_chart, utilization_chart, window_chart
+from diloco.watch.plan_page import days, needed, title, usd, write_plan_page
 
 
 def plots(html: str) -> dict[str, list[dict]]:
@@ -118,12 +119,45 @@ def test_one_site_has_a_page_without_the_pictures_it_has_no_use_for(tmp_path):
 
 def test_numbers_read_well():
     assert (days(1.4134), days(0.5), days(2386), days(None), days(float("inf"))) == (
-        "1.41 days", "12 h 0 min", "2,386 days", "never", "never",
+        "1.41 days", "12 h", "2,386 days", "never", "never",
     )  # fmt: skip
-    assert (seconds(0.672), seconds(5.15), usd(13_100), usd(None)) == ("672 ms", "5.15 s", "$13.1k", "\N{EN DASH}")
+    assert (usd(13_100), usd(None)) == ("$13.1k", "\N{EN DASH}")
     assert (needed(0.847), needed(None), needed(0.0)) == ("847 Mbit/s", "none will do", "\N{EN DASH}")
 
 
-def test_the_page_imports_neither_plan_nor_torch():
-    code = "import sys, diloco.watch.plan_page; sys.exit(bool({'torch', 'plotly', 'diloco.plan'} & set(sys.modules)))"
+LARGE = {"params": "llama3-405b", "tokens": "1t", "sites": "2x2048xh100"}
+
+
+@pytest.mark.parametrize("changed", [{}, {"between": "10gbit,1ms"}, LARGE])
+def test_page_and_text_show_the_same_figures(changed, tmp_path):
+    """Every cell of the text's table, and the seven facts, stand in the page as they are."""
+    said = answer(asked(**changed))
+    page = words(write_plan_page(tmp_path / "p.html", said.as_dict(), pictures(said)).read_text())
+    for line in said.lines.values():
+        for label, shown in rows_of(line, "paper").items():
+            cell = shown.split(" (")[0]
+            assert cell in page or cell == "-", (label, cell)
+
+
+def test_failures_are_played_with_the_asked_replicas_and_settings(plain):
+    said = answer(asked(replicas=4, mtbi="1y", spares=2))
+    drawn = pictures(said)["goodput"]
+    assert [name for name in drawn["lines"]] == ["data parallel", "DiLoCo, 4 learners", "decoupled, 4 learners"]
+    assert "once in 365 days" in drawn["assumed"] and "2 of 8 servers" in drawn["assumed"]
+    assert drawn["assumed"] in words(goodput_chart(drawn))
+    assert drawn["lines"]["data parallel"][-1] < plain[1]["goodput"]["lines"]["data parallel"][-1]
+
+
+def test_a_plan_with_many_replicas_draws_only_fleets_that_have_them():
+    drawn = pictures(answer(asked(sites="2x1024xh100", replicas=512)))["goodput"]
+    assert min(drawn["chips"]) >= 512 and len(drawn["lines"]["data parallel"]) == len(drawn["chips"])
+
+
+def test_one_chip_is_one_chip():
+    assert title(answer(asked(params="1b", tokens="20b", sites="1xh100", between="")).as_dict()).endswith(", 1 chip")
+
+
+def test_the_page_imports_neither_the_clock_nor_torch():
+    heavy = "{'torch', 'plotly', 'numpy', 'diloco.plan.clock'}"
+    code = f"import sys, diloco.watch.plan_page; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -75,9 +75,11 @@ def wanted(kind: Any) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The end of a sentence about an unknown word: what was meant, or `otherwise` where nothing is like it."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
+    """The end of a sentence about an unknown word: what was meant, or `otherwise` where nothing is like it, the dashes
+    that all flags begin with aside."""
+    bare = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(word.lstrip("-"), list(bare), n=1)
+    return f"did you mean {bare[near[0]]}?" if near else otherwise
 
 
 def _refuse_unknown(arguments: list[str], flags: dict[str, Any], verb: str) -> None:

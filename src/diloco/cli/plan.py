@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from diloco.cli.options import Common, parse
 from diloco.cli.show import print_json
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from diloco.plan.search import Found
 
 
+ARTICLE = "article"
+
+
 @dataclass(frozen=True)
 class PlanOptions(Asked, Common):
     """Sets one site alone, data parallel, DiLoCo and streaming DiLoCo side by side for one run: time, bandwidth, money,
@@ -25,17 +29,22 @@ class PlanOptions(Asked, Common):
     """Search for the configurations that none beats in loss, days and dollars, without a goal too."""
     report: str = ""
     """Write an HTML page with pictures to this file; it opens offline."""
-    like: Literal["", "article"] = ""
+    like: str = ""
     """article: the founding article's step times and its 650B claim, with what would have to hold for each."""
 
 
 def run(arguments: list[str]) -> int:
     options = parse(PlanOptions, arguments, "plan")
+    if options.like not in ("", ARTICLE):
+        raise BadInput(f"--like is {options.like}: give {ARTICLE}, the only one there is")
     if options.like:
         return _like_article(options)
+    from diloco.cli.outputs import check_outputs
     from diloco.cli.plan_text import answer_text, search_text
     from diloco.laws.arguments import speaking_flags
 
+    check_outputs({"report": options.report}, [Path(path) for path in _read(options)])
+    new = bool(options.report) and not Path(options.report).parent.exists()
     with speaking_flags():
         answer, found = plan(options)
     written = _write_report(options.report, answer, found) if options.report else None
@@ -46,7 +55,7 @@ def run(arguments: list[str]) -> int:
     if found is not None:
         print(search_text(found, answer.question))
     if written is not None:
-        print(f"\npage: {written}")
+        print(f"\npage: {written}{', in a new folder' if new else ''}")
     return 0
 
 
@@ -71,9 +80,12 @@ def as_record(answer: Answer, found: Found | None) -> dict[str, Any]:
     return answer.as_dict() | ({"search": found.as_dict()} if found is not None else {})
 
 
-def _write_report(path: str, answer: Answer, found: Found | None) -> Any:
-    from pathlib import Path
+def _read(options: PlanOptions) -> list[str]:
+    """Files that the question names."""
+    return [path for path in (options.law, options.measured, options.hardware) if Path(path).is_file()]
 
+
+def _write_report(path: str, answer: Answer, found: Found | None) -> Any:
     from diloco.plan.pictures import pictures
     from diloco.watch.plan_page import write_plan_page
 

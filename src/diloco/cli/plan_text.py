@@ -8,14 +8,17 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from diloco.plan.answer import TARGETS, Answer, Line
-from diloco.plan.cost import format_days
 from diloco.plan.question import LABELS
 from diloco.plan.units import (
     format_bandwidth,
     format_bytes,
     format_count,
+    format_days,
     format_duration,
+    format_loss,
+    format_needed,
     format_share,
+    format_things,
     format_usd,
 )
 
@@ -57,7 +60,7 @@ def method_words(line: Line) -> str:
     """What tells a method's run from the others."""
     run = line.run
     if run.data_parallel:
-        return f"{run.cluster.chips:,} chip{'s' * (run.cluster.chips > 1)}"
+        return format_things(run.cluster.chips, "chip")
     words = [f"M={run.replicas}", f"H={run.sync_every}", run.codec]
     words += [f"tau={run.overlap_steps}"] if run.overlap_steps else []
     return " ".join([*words, *([f"P={run.fragments}"] if run.fragments > 1 else [])])
@@ -65,7 +68,7 @@ def method_words(line: Line) -> str:
 
 def rows_of(line: Line, law: str) -> dict[str, str]:
     """Every figure of a method by its label."""
-    clock = line.clock
+    clock, split = line.clock, line.run.island
     need = line.needed_gbit_per_s
     return {
         "time": format_days(line.days),
@@ -75,20 +78,16 @@ def rows_of(line: Line, law: str) -> dict[str, str]:
         "a step": format_duration(clock.step_s),
         "  computing": format_duration(clock.compute_s / clock.steps),
         "  waiting for the link": _seconds(clock.between_s / clock.steps),
-        "  waiting inside a site": _seconds((clock.inside_s + clock.bubble_s + clock.codec_s) / clock.steps),
+        "  waiting inside a site": _seconds((clock.inside_s + clock.codec_s) / clock.steps),
+        "  pipeline bubble": _seconds(clock.bubble_s / clock.steps),
         "tokens a second": format_count(line.tokens_per_s),
-        **{f"link for {target:.0%} utilisation": needed_words(need[target]) for target in TARGETS},
+        **{f"link for {target:.0%} at this H": format_needed(need[target]) for target in TARGETS},
         "sent over the link a day": format_bytes(line.bytes_per_day) if line.bytes_per_day else _NONE,
-        "memory of a chip": f"{format_bytes(line.memory_bytes)} of {format_bytes(line.chip_bytes)}",
+        "tensor x pipeline": f"{split.tensor} x {split.pipeline}" if split.tensor * split.pipeline > 1 else _NONE,
+        "memory of a chip": format_bytes(line.memory_bytes),
+        "  that can be used": format_bytes(line.chip_bytes),
         "goodput under failures": format_share(line.goodput),
     }
-
-
-def needed_words(gbit_per_s: float) -> str:
-    """ "1.41 Gbit/s", "none will do" where the link is not what is missing, "-" where nothing crosses it."""
-    if not gbit_per_s:
-        return _NONE
-    return format_bandwidth(gbit_per_s) if math.isfinite(gbit_per_s) else "none will do"
 
 
 def search_text(found: Found, question: Question) -> str:
@@ -107,14 +106,15 @@ def search_text(found: Found, question: Question) -> str:
 def choice_words(choice: Choice) -> str:
     """A configuration in words, with what it comes to."""
     cost = f", {format_usd(choice.cost_usd)}" if choice.cost_usd is not None else ""
-    end = f"{format_days(choice.days)}{cost}, loss {choice.loss:.4g} after {format_count(choice.tokens)} tokens"
-    sites = f"{choice.sites} site{'s' * (choice.sites > 1)}"
+    loss = f"loss {format_loss(choice.loss)} after {format_count(choice.tokens)} tokens"
+    end = f"{format_days(choice.days)}{cost}, {loss}"
+    sites = format_things(choice.sites, "site")
     batch = f"batch {format_count(choice.batch_tokens)} tokens"
     if choice.data_parallel:
         return f"data parallel on {sites}, {batch}: {end}"
     return (
-        f"{choice.replicas} replicas on {sites}, H = {choice.sync_every}, {choice.codec}, overlap {choice.overlap}, "
-        f"{choice.fragments} fragment{'s' * (choice.fragments > 1)}, {batch}: {end}"
+        f"{format_things(choice.replicas, 'replica')} on {sites}, H = {choice.sync_every}, {choice.codec}, overlap "
+        f"{choice.overlap}, {format_things(choice.fragments, 'fragment')}, {batch}: {end}"
     )
 
 
@@ -148,15 +148,15 @@ def _table(answer: Answer) -> str:
     lines = list(answer.lines.values())
     rows = [rows_of(line, answer.question.law.name) for line in lines]
     body = [("", *(method_words(line) for line in lines))]
-    body += [(label, *(row[label] for row in rows)) for label in rows[0]]
+    body += [(label, *cells) for label in rows[0] if {*(cells := [row[label] for row in rows])} != {_NONE}]
     return columns(("", *(LABELS[line.name] for line in lines)), body)
 
 
 def _loss(line: Line) -> str:
     loss = line.loss
     if math.isnan(loss.low):
-        return f"{loss.value:.3f}"
-    return f"{loss.value:.3f} ({loss.low:.2f}-{loss.high:.2f})"
+        return format_loss(loss.value)
+    return f"{format_loss(loss.value)} ({loss.low:.2f}-{loss.high:.2f})"
 
 
 def _usd(usd: float | None) -> str:
@@ -174,7 +174,7 @@ def _choice_row(choice: Choice) -> tuple[str, ...]:
         str(choice.replicas), str(choice.sync_every), choice.codec, str(choice.overlap), str(choice.fragments)
     )  # fmt: skip
     sizes = (format_count(choice.batch_tokens), format_count(choice.tokens))
-    return (format_days(choice.days), cost, f"{choice.loss:.4g}", str(choice.sites), *own, *sizes)
+    return (format_days(choice.days), cost, format_loss(choice.loss), str(choice.sites), *own, *sizes)
 
 
 def _bullets(title: str, sentences: Iterable[str]) -> list[str]:

@@ -12,10 +12,11 @@ from diloco.plan.cost import cost_usd, days_of, goodput
 from diloco.plan.ideal import Breakdown
 from diloco.plan.loss import Loss
 from diloco.plan.memory import memory
+from diloco.plan.notes import notes
 from diloco.plan.question import LABELS, Question, Settled, methods
 from diloco.plan.run import Run
 from diloco.plan.units import DAY_S
-from diloco.plan.verdict import notes, verdict
+from diloco.plan.verdict import verdict
 
 TARGETS = (0.9, 0.95, 0.99)
 """Compute utilisations whose bandwidth is asked for; the middle one goes for `gbit_per_s_needed`."""
@@ -102,6 +103,8 @@ class Line:
             "batch_tokens": run.batch_tokens,
             "tensor": run.island.tensor,
             "pipeline": run.island.pipeline,
+            "micro_batches": run.micro_batches,
+            "spare_chips": run.failures.spare_chips(run.cluster),
         }
 
 
@@ -153,7 +156,7 @@ def _line(question: Question, name: str, settled: Settled) -> Line:
         name=name,
         settled=settled,
         clock=spent,
-        cost_usd=cost_usd(run.cluster, days_of(spent.total_s, useful)),
+        cost_usd=cost_usd(run, days_of(spent.total_s, useful)),
         needed_gbit_per_s=needed,
         bytes_per_day=sent_bits / 8 * DAY_S,
         memory_bytes=room.total_bytes,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from diloco.errors import BadInput
 from diloco.plan.catalogue import Catalogue, catalogue
 from diloco.plan.codecs import codec_cost
+from diloco.plan.failures import Failures
 from diloco.plan.hardware import ASSUMED_MFU, TCP_FRAMING, Chip, Cluster, Link, Site, Speed, assumed_speed, with_price
 from diloco.plan.loss import PAPER, LossLaw, open_law
 from diloco.plan.measured import measured_speed
@@ -19,6 +20,7 @@ from diloco.plan.question import (
     STREAMING_CODEC,
     STREAMING_OVERLAP,
     Question,
+    diloco,
     pick_sync_every,
     settle,
     streaming,
@@ -68,9 +70,11 @@ class Asked:
     seq_len: int | None = None
     """Tokens of one sequence; 2048 where left out."""
     tensor: int | None = None
-    """Chips that share each layer of a replica; the fastest that fits where left out."""
+    """Chips that share each layer of a replica; the fastest that fits where left out, 1 beside --pipeline."""
     pipeline: int | None = None
-    """Pipeline stages of a replica; 1 where left out."""
+    """Pipeline stages of a replica; the fastest that fits where left out, 1 beside --tensor."""
+    microbatches: int | None = None
+    """Of each pipeline in a step; where left out, as many as the batch has sequences, or four parts a stage."""
     mfu: str = ""
     """Share of a chip's peak FLOP/s that training reaches, as 40% or 0.4; 40% is assumed where left out."""
     measured: str = ""
@@ -85,6 +89,16 @@ class Asked:
     """Most US dollars, as in 50k: the best loss for them is searched for."""
     target_loss: float | None = None
     """Nats per token: the cheapest way there is searched for."""
+    mtbi: str = ""
+    """Mean time between interruptions of one chip, as in 1y or 2000d; 2111 days, as Llama 3's, where left out."""
+    away: str = ""
+    """Until a failed server is whole again, as in 30min, which is assumed where left out."""
+    restart: str = ""
+    """Until a failure is noticed and the run goes on from its last checkpoint, as in 5min, if left out too."""
+    checkpoint_every: str = ""
+    """Work between two checkpoints of a data-parallel run, as in 30min; where left out, the best for a stop of 10 s."""
+    spares: int | None = None
+    """Idle servers at each site that take a failed one's place, paid for; one for 64 servers where left out."""
     hardware: str = ""
     """A TOML file of chips and links of your own, which go before the shipped ones."""
 
@@ -110,13 +124,14 @@ def read_question(asked: Asked) -> Question:
         law=law,
         codec=codec_cost(asked.codec or STREAMING_CODEC).name,
         island=_island(asked),
+        failures=_failures(asked),
         deadline_s=parse_duration(asked.deadline, "--deadline", "30d") if asked.deadline else None,
         budget_usd=parse_usd(asked.budget_usd, "--budget-usd", "50k") if asked.budget_usd else None,
         target_loss=_target(asked.target_loss),
         given=frozenset(name for name, value in vars(asked).items() if value != getattr(Asked, name)),
     )
     question = _schedule(asked, question, said)
-    _refuse_too_large(question)
+    _refuse_too_large(asked, question)
     return replace(question, assumed=(*_hardware_sentences(question), *said))
 
 
@@ -179,7 +194,7 @@ def _speeds(asked: Asked, sites: tuple[Site, ...]) -> dict[str, Speed]:
     if asked.measured:
         if asked.mfu:
             raise BadInput(f"--mfu is {asked.mfu} and --measured is {asked.measured}: give one of them")
-        return dict.fromkeys(chips, measured_speed(asked.measured))
+        return {name: measured_speed(asked.measured, chip) for name, chip in chips.items()}
     mfu = parse_share(asked.mfu, "--mfu") if asked.mfu else ASSUMED_MFU
     return {name: assumed_speed(chip, mfu=mfu) for name, chip in chips.items()}
 
@@ -206,9 +221,26 @@ def whole_sequences(batch_tokens: float, model: ModelShape, replicas: int) -> fl
 
 
 def _island(asked: Asked) -> Island | None:
+    if asked.microbatches is not None and asked.microbatches < 1:
+        raise BadInput(f"--microbatches is {asked.microbatches}: give 1 or more, or leave it out")
+    if asked.microbatches is not None and (asked.pipeline or 1) == 1:
+        raise BadInput(f"--microbatches is {asked.microbatches} without --pipeline: give both, or leave it out")
     if asked.tensor is None and asked.pipeline is None:
         return None
-    return Island(*(1 if parts is None else parts for parts in (asked.tensor, asked.pipeline)))
+    tensor, pipeline = (1 if parts is None else parts for parts in (asked.tensor, asked.pipeline))
+    return Island(tensor, pipeline, asked.microbatches)
+
+
+def _failures(asked: Asked) -> Failures:
+    options = {"mtbi": "1y", "away": "30min", "restart": "5min", "checkpoint_every": "30min"}
+    given = {
+        f"{name}_s": parse_duration(getattr(asked, name), f"--{name.replace('_', '-')}", example, name != "mtbi")
+        for name, example in options.items()
+        if getattr(asked, name)
+    }
+    if given.get("checkpoint_every_s") == 0:
+        raise BadInput(f"--checkpoint-every is {asked.checkpoint_every!r}: it must be above 0, as 30min")
+    return Failures(**given, spare_servers=asked.spares)
 
 
 def _target(loss: float | None) -> float | None:
@@ -240,14 +272,39 @@ def _schedule(asked: Asked, question: Question, said: list[str]) -> Question:
     why = f"as over {link} a smaller one waits for over {BEARABLE_WAIT:.0%} of the time; the law's own runs had {own}"
     if picked == start:
         why = "as in the law's own runs" if start == own else "the least for so many fragments and steps of overlap"
+    question = replace(question, sync_every=picked)
+    plain = diloco(question).sync_every
     said.append(f"H = {picked}, {why}")
-    return replace(question, sync_every=picked)
+    if plain != picked:
+        said[-1] += f"; plain DiLoCo, which hides nothing, has an H of its own by the same rule, {plain}"
+    return question
 
 
-def _refuse_too_large(question: Question) -> None:
+def _refuse_too_large(asked: Asked, question: Question) -> None:
     settled = settle(streaming(question), question.island)
+    size = format_count(question.model.params)
+    if not settled.fits and asked.seq_len is not None and (shorter := _shorter(asked, question)) is not None:
+        raise BadInput(
+            f"--seq-len is {asked.seq_len:,}, with which {size} parameters do not fit into these chips: give {shorter}"
+        )
     if not settled.fits:
-        raise BadInput(f"--params is {format_count(question.model.params)}, which {settled.fit.sentence}")
+        raise BadInput(f"--params is {size}, which {settled.fit.sentence}")
+    run = settled.run
+    if run.micro_batches > run.shard_tokens:
+        raise BadInput(
+            f"--microbatches is {asked.microbatches}, more than a pipeline has tokens in a step: give at most "
+            f"{max(1, int(run.shard_tokens))}"
+        )
+
+
+def _shorter(asked: Asked, question: Question) -> int | None:
+    """The longest sequence that fits, of the asked one halved again and again."""
+    seq_len = asked.seq_len or 1
+    while (seq_len := seq_len // 2) >= 1:
+        run = replace(streaming(question), model=replace(question.model, seq_len=seq_len))
+        if settle(run, question.island).fits:
+            return seq_len
+    return None
 
 
 def _hardware_sentences(question: Question) -> list[str]:

@@ -25,11 +25,12 @@ LEAST_GOODPUT = 1e-9
 """Less counts as this, so that times stay finite."""
 
 
-def candidates(question: Question) -> Iterator[tuple[Run, float]]:
-    """Configurations with the seconds of their step, failures included, plainest first: few sites and replicas."""
+def candidates(question: Question) -> Iterator[tuple[Run, float, float]]:
+    """Configurations with the seconds of their step between failures and their goodput, plainest first: few sites and
+    replicas."""
     for sites in _site_counts(len(question.cluster.sites)):
         for settled in _plain(question, sites):
-            yield settled.run, _step_s(settled.run)
+            yield _timed(settled.run)
         for replicas in _replica_counts(question, sites):
             for settled in _bases(question, sites, replicas):
                 yield from _schedules(question, settled.run)
@@ -64,13 +65,13 @@ def _bases(question: Question, sites: int, replicas: int) -> Iterator[Settled]:
         return
     for batch in _batches(question, replicas, replicas):
         run = Run(question.model, cluster, question.speed(cluster), question.tokens, batch, replicas, sync_every=1,
-                  island=question.island or Island())  # fmt: skip
+                  island=question.island or Island(), failures=question.failures)  # fmt: skip
         settled = settle(run, question.island)
         if settled.fits:
             yield settled
 
 
-def _schedules(question: Question, base: Run) -> Iterator[tuple[Run, float]]:
+def _schedules(question: Question, base: Run) -> Iterator[tuple[Run, float, float]]:
     """H nearest to that of the law's runs first, exact codecs before coarse ones."""
     step, kept, parts = inner_step(base), question.given, {1, math.ceil(base.model.layers / FRAGMENT_LAYERS)}
     fragments = [question.fragments] if "fragments" in kept else sorted(parts)
@@ -80,12 +81,12 @@ def _schedules(question: Question, base: Run) -> Iterator[tuple[Run, float]]:
     coded = [replace(base, codec=c, fragments=p, sync_every=max(SYNC_EVERY)) for c in codecs for p in fragments]
     rounds = [(run, outer_round(run)) for run in coded]
     for sync_every in [question.sync_every] if "sync_every" in kept else near:
-        useful = goodput(replace(base, sync_every=sync_every), None, step.total_s)
+        useful = max(goodput(replace(base, sync_every=sync_every), None, step.total_s), LEAST_GOODPUT)
         for run, one in rounds:
             for overlap in overlaps:
                 if max(overlap, run.fragments) <= sync_every:
                     timed = replace(run, sync_every=sync_every, overlap_steps=overlap)
-                    yield timed, (step.total_s + waiting_per_step_s(timed, step, one)) / max(useful, LEAST_GOODPUT)
+                    yield timed, step.total_s + waiting_per_step_s(timed, step, one), useful
 
 
 def _batches(question: Question, parts: int, replicas: int) -> list[float]:
@@ -98,7 +99,7 @@ def _batches(question: Question, parts: int, replicas: int) -> list[float]:
     return sorted(within, key=lambda batch: abs(math.log(batch / best)))
 
 
-def _step_s(run: Run) -> float:
+def _timed(run: Run) -> tuple[Run, float, float]:
     step = inner_step(run)
     useful = max(goodput(run, None, step.total_s), LEAST_GOODPUT)
-    return (step.total_s + waiting_per_step_s(run, step, outer_round(run))) / useful
+    return run, step.total_s + waiting_per_step_s(run, step, outer_round(run)), useful

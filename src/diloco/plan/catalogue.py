@@ -71,10 +71,15 @@ def catalogue(path: str | None = None) -> Catalogue:
     data = resources.files("diloco.plan").joinpath("data")
     tables: dict[str, dict[str, dict[str, Any]]] = {"chip": {}, "link": {}}
     for file in [data / "chips.toml", data / "links.toml", *([Path(path)] if path else [])]:
-        for kind, entries in read_toml(file).items():
+        read = read_toml(file)
+        if not read:
+            raise BadInput(f"hardware file {file} is empty: write tables [chip.NAME] or [link.NAME], or leave it out")
+        for kind, entries in read.items():
             if kind not in tables or not isinstance(entries, dict):
                 raise BadInput(f"{file.name} has a table {kind!r}: name tables [chip.NAME] or [link.NAME]")
             for name, entry in entries.items():
+                if not isinstance(entry, dict):
+                    raise BadInput(f"{file.name} has {kind}.{name} = {entry!r}: write a table [{kind}.{name}]")
                 tables[kind][name.lower()] = {**tables[kind].get(name.lower(), {}), **entry}
     chips = {name: _chip(name, entry) for name, entry in tables["chip"].items()}
     links = {name: _link(name, entry) for name, entry in tables["link"].items()}
@@ -92,17 +97,34 @@ def _chip(name: str, entry: dict[str, Any]) -> Chip:
     return Chip(
         name=name,
         label=str(entry.get("label", name)),
-        peak_flop_per_s={k: parse_flop_per_s(v, f"{place}.peak.{k}") for k, v in entry["peak"].items()},
+        peak_flop_per_s=_peaks(entry["peak"], f"{place}.peak"),
         memory_bytes=parse_bytes(entry["memory"], f"{place}.memory"),
         memory_bytes_per_s=1e9 / 8 * parse_bandwidth(entry["memory_bandwidth"], f"{place}.memory_bandwidth"),
         power_w=parse_count(entry["power_w"], f"{place}.power_w", "700"),
         usd_per_h=parse_usd(entry["usd_per_h"], f"{place}.usd_per_h") if "usd_per_h" in entry else None,
         price_date=str(entry.get("price_date", "")),
-        node_chips=int(parse_count(entry.get("node_chips", 1), f"{place}.node_chips", "8")),
+        node_chips=_whole(entry.get("node_chips", 1), f"{place}.node_chips"),
         node_link=str(entry.get("node_link", "pcie4")),
         source=str(entry.get("source", "given")),
         date=str(entry.get("date", "")),
     )
+
+
+def _peaks(value: Any, place: str) -> dict[str, float]:
+    """By precision, with a unit each."""
+    if not isinstance(value, dict) or not value:
+        raise BadInput(f"{place} is {value!r}: give FLOP/s by precision, as {{ bf16 = '989 TFLOP/s' }}")
+    for precision, speed in value.items():
+        if not isinstance(speed, str) or speed.strip()[-1:].isdigit():
+            raise BadInput(f"{place}.{precision} is {speed!r}, without a unit: write it as '989 TFLOP/s'")
+    return {precision: parse_flop_per_s(speed, f"{place}.{precision}") for precision, speed in value.items()}
+
+
+def _whole(value: Any, place: str) -> int:
+    number = parse_count(value, place, "8")
+    if number != int(number):
+        raise BadInput(f"{place} is {value!r}: give a whole number, as {max(1, round(number))}")
+    return int(number)
 
 
 def _link(name: str, entry: dict[str, Any]) -> Link:

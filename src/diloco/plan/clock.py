@@ -148,7 +148,7 @@ def _site_step(run: Run, site: Site) -> Step:
     if run.site_every and run.site_replicas > 1:
         average_s = _spread_s(run.model.params, run.site_replicas, _port(site, run)) / run.site_every
     inside_s = max(0.0, sharded_s - compute_s) + tensor_s + average_s
-    bubble_s = (island.pipeline - 1) / island.micro_batches * (compute_s + tensor_s)
+    bubble_s = (island.pipeline - 1) / run.micro_batches * (compute_s + tensor_s)
     return Step(compute_s, inside_s, bubble_s)
 
 

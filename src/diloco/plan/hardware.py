@@ -37,8 +37,15 @@ class Chip:
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bytes_per_s", "power_w"):
             _above_zero(f"{name} of chip {self.name}", getattr(self, name))
+        if not self.peak_flop_per_s:
+            raise BadInput(f"chip {self.name} has no peak: give one, as peak = {{ bf16 = '989 TFLOP/s' }}")
         if self.node_chips < 1:
             raise BadInput(f"node_chips of chip {self.name} is {self.node_chips}: give 1 or more")
+
+    @property
+    def most(self) -> float:
+        """FLOP/s that training in bf16 cannot pass, or in the chip's fastest precision where it has no bf16."""
+        return self.peak_flop_per_s.get("bf16") or max(self.peak_flop_per_s.values())
 
     def peak(self, precision: str = "bf16") -> float:
         """FLOP/s. Raises BadInput for a precision that the chip lacks."""

@@ -8,38 +8,68 @@ from pathlib import Path
 from typing import Any
 
 from diloco.errors import BadInput
-from diloco.plan.hardware import Speed
+from diloco.plan.hardware import Chip, Speed
 from diloco.plan.units import format_flop_per_s
 
+KIND = "diloco bench device"
+"""The `kind` of a file that `diloco bench device` wrote."""
 
-def measured_speed(path: str) -> Speed:
-    """Of a chip as measured: 6 N FLOPs a token over the seconds of computing.
+_GIVE = f"give what `{KIND} --out FILE` wrote"
+
+
+def measured_speed(path: str, chip: Chip | None = None) -> Speed:
+    """Of a chip as measured: 6 N FLOPs a token over the seconds of computing. With `chip`, says so where it was another
+    device that was measured.
 
     Raises:
-        BadInput: neither a file of `diloco bench device` nor a run folder with a receipt that tells computing apart.
+        BadInput: neither a file of `diloco bench device` nor a run folder with a receipt that tells computing apart, or
+            a speed beyond the chip's peak.
     """
     place = Path(path)
-    if place.is_dir():
-        return _of_a_run(place)
-    flop_per_s = _read(place).get("flop_per_s")
+    speed, device = _of_a_run(place) if place.is_dir() else _of_a_bench(place)
+    if chip is None:
+        return speed
+    peak = chip.most
+    if speed.flop_per_s > peak:
+        raise BadInput(
+            f"--measured is {path}, which says {format_flop_per_s(speed.flop_per_s)}, more than the peak of "
+            f"{chip.label}, {format_flop_per_s(peak)}: measure that chip, or name the one that was measured in --sites"
+        )
+    if device and not _alike(device, chip):
+        return Speed(speed.flop_per_s, f"{speed.how}, on {device!r} and not on {chip.label}: taken to hold for it")
+    return speed
+
+
+def _of_a_bench(path: Path) -> tuple[Speed, str]:
+    record = _read(path)
+    if record.get("kind") != KIND:
+        raise BadInput(f"--measured is {path}, which is no file of `{KIND}`: {_GIVE}")
+    flop_per_s = record.get("flop_per_s")
     if not _above_zero(flop_per_s):
-        raise BadInput(f"--measured is {path}, without a flop_per_s: give what `diloco bench device --out FILE` wrote")
-    return Speed(
-        float(flop_per_s), f"measured by `diloco bench device`: {format_flop_per_s(flop_per_s)} ({place.name})"
-    )
+        raise BadInput(f"--measured is {path}, without a flop_per_s: {_GIVE}")
+    how = f"measured by `{KIND}`: {format_flop_per_s(flop_per_s)} ({path.name})"
+    return Speed(float(flop_per_s), how), str(record.get("device", ""))
 
 
-def _of_a_run(folder: Path) -> Speed:
+def _of_a_run(folder: Path) -> tuple[Speed, str]:
     receipt, config = _read(folder / "receipt.json"), _read(folder / "config.json")
     seconds, tokens, params = receipt.get("compute_s"), receipt.get("tokens_per_replica"), config.get("params")
     if not (_above_zero(seconds) and _above_zero(params) and tokens):
         raise BadInput(
             f"--measured is {folder}, whose receipt has no compute_s: give a run with --method diloco, or a file that "
-            "`diloco bench device --out FILE` wrote"
+            f"`{KIND} --out FILE` wrote"
         )
     devices = _devices(str(config.get("mesh", "")))
     flop_per_s = 6 * params * tokens[receipt.get("replica", 0)] / seconds / devices
-    return Speed(flop_per_s, f"measured in {folder}: {format_flop_per_s(flop_per_s)} a device while computing")
+    how = f"measured in {folder}: {format_flop_per_s(flop_per_s)} a device while computing"
+    device = str(config.get("device", ""))
+    return Speed(flop_per_s, how), device if device.startswith("cpu") else ""
+
+
+def _alike(device: str, chip: Chip) -> bool:
+    """Whether a device's own name, such as "NVIDIA H100 80GB HBM3" or "cpu", is that of a kind of chip."""
+    words = device.lower().replace("-", " ").split()
+    return any(word in words for word in chip.name.lower().replace("-", " ").split()) or device == chip.label
 
 
 def _devices(mesh: str) -> int:
@@ -54,9 +84,9 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadInput(f"--measured {path} cannot be read ({error.strerror}): check the path") from error
     except ValueError as error:
-        raise BadInput(f"--measured {path} is not JSON ({error}): give what `diloco bench device` wrote") from error
+        raise BadInput(f"--measured {path} is not JSON ({error}): {_GIVE}") from error
     if not isinstance(found, dict):
-        raise BadInput(f"--measured {path} is not one JSON object: give what `diloco bench device` wrote")
+        raise BadInput(f"--measured {path} is not one JSON object: {_GIVE}")
     return found
 
 

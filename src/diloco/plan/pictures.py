@@ -12,13 +12,13 @@ import numpy as np
 from diloco.plan.answer import Answer
 from diloco.plan.candidates import SITE_REPLICAS, SYNC_EVERY
 from diloco.plan.clock import clock, inner_step, with_between
-from diloco.plan.cost import Failures
+from diloco.plan.failures import SERVERS_FOR_A_SPARE
 from diloco.plan.fleet import Fleet
 from diloco.plan.goodput import simulate
-from diloco.plan.policy import decoupled, static, synchronous
+from diloco.plan.policy import Policy, decoupled, static, synchronous
 from diloco.plan.question import LABELS, STREAMING, divides, settle
 from diloco.plan.run import Run
-from diloco.plan.units import DAY_S
+from diloco.plan.units import DAY_S, format_days, format_duration
 from diloco.plan.window import window
 
 BANDWIDTHS = 61
@@ -30,6 +30,7 @@ FAILURES_PLAYED, DAYS_PLAYED = 1500, 4.0
 """At most, for each point of the goodput picture."""
 
 LEARNERS = 8
+"""Of the picture, where the question has one replica."""
 
 
 def pictures(answer: Answer) -> dict[str, Any]:
@@ -74,24 +75,46 @@ def breakdown_bars(answer: Answer) -> list[dict[str, Any]]:
 
 
 def goodput_lines(run: Run) -> dict[str, Any]:
-    """Goodput of this run's kind of step on fleets of other sizes, played failure by failure."""
-    failures, step_s = Failures(), inner_step(run).total_s
+    """Goodput of this run's kind of step on fleets of other sizes, played failure by failure, and what was assumed."""
+    failures, step_s = run.failures, inner_step(run).total_s
+    learners = run.replicas if run.replicas > 1 and not run.data_parallel else LEARNERS
     own = {"step_s": step_s, "restart_s": failures.restart_s}
-    saved = {"checkpoint_every_s": max(failures.checkpoint_every_s, step_s)}
     sync = {"sync_every": run.sync_every} if not run.data_parallel else {}
-    policies = {
-        "data parallel": static(**own, **saved),
-        f"DiLoCo, {LEARNERS} learners": synchronous(LEARNERS, 10 * step_s, **own, **sync),
-        f"decoupled, {LEARNERS} learners": decoupled(LEARNERS, **own),
-    }
-    lines: dict[str, list[float]] = {name: [] for name in policies}
-    node_chips = run.cluster.sites[0].node_chips
-    for chips in FLEETS:
-        fleet = Fleet(chips, min(node_chips, chips), mtbi_days=failures.mtbi_s / DAY_S, return_s=failures.away_s)
+    site = run.cluster.sites[0]
+    lines: dict[str, list[float]] = {name: [] for name in _policies(learners, run, 1, own, sync)}
+    fleets = [chips for chips in FLEETS if chips >= learners]
+    for chips in fleets:
+        spares = failures.spare_servers
+        share = 1 / SERVERS_FOR_A_SPARE if spares is None else spares / site.nodes
+        node_chips = min(site.node_chips, chips)
+        idle = int(share * chips / node_chips) * node_chips
+        fleet = Fleet(chips, node_chips, idle, mtbi_days=failures.mtbi_s / DAY_S, return_s=failures.away_s)
         days = min(DAYS_PLAYED, FAILURES_PLAYED * fleet.mtbi_days / chips)
-        for name, policy in policies.items():
+        for name, policy in _policies(learners, run, chips, own, sync).items():
             lines[name].append(simulate(fleet, policy, days).mean)
-    return {"chips": list(FLEETS), "lines": lines, "own_chips": run.cluster.chips}
+    return {"chips": fleets, "lines": lines, "own_chips": run.cluster.chips, "assumed": _goodput_words(run)}
+
+
+def _policies(learners: int, run: Run, chips: int, own: dict[str, float], sync: dict[str, int]) -> dict[str, Policy]:
+    """By the names of the picture's lines."""
+    failures, step_s = run.failures, own["step_s"]
+    saved = {"checkpoint_every_s": max(failures.interval_s(chips), step_s), "checkpoint_s": failures.checkpoint_s}
+    return {
+        "data parallel": static(**own, **saved),
+        f"DiLoCo, {learners} learners": synchronous(learners, 10 * step_s, **own, **sync),
+        f"decoupled, {learners} learners": decoupled(learners, **own),
+    }
+
+
+def _goodput_words(run: Run) -> str:
+    failures, site = run.failures, run.cluster.sites[0]
+    given = failures.spare_servers
+    spares = f"one server in {SERVERS_FOR_A_SPARE}" if given is None else f"{given:,} of {site.nodes:,} servers"
+    return (
+        f"A chip fails once in {format_days(failures.mtbi_s / DAY_S)}, its server is back after "
+        f"{format_duration(failures.away_s)}, a restart takes {format_duration(failures.restart_s)}, and {spares} "
+        "more stand by"
+    )
 
 
 def _again(run: Run, answer: Answer) -> Run | None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from diloco.plan.clock import inner_step, outer_round, waiting_per_step_s
+from diloco.plan.failures import Failures
 from diloco.plan.hardware import Cluster, Speed
 from diloco.plan.loss import LossLaw
-from diloco.plan.memory import Fit, fit
+from diloco.plan.memory import Fit, fit, fit_by, memory, spending, splits
 from diloco.plan.model import ModelShape
 from diloco.plan.run import Island, Run
 
@@ -21,9 +22,8 @@ GRADIENT_CODEC, PLAIN_CODEC = "bf16", "fp32"
 STREAMING_CODEC, STREAMING_OVERLAP, FRAGMENT_LAYERS = "e3m0", 5, 3
 """Streaming DiLoCo's own choices (arXiv:2501.18512)."""
 
-TENSOR_SIZES = (1, 2, 4, 8)
 WORTH_SPLITTING = 0.97
-"""A wider tensor split is taken where a step lasts at most this share of the narrower one's."""
+"""A finer split is taken where a step lasts at most this share of the coarser one's."""
 
 SYNC_LADDER = (30, 50, 100, 200, 300, 500)
 BEARABLE_WAIT = 0.05
@@ -49,6 +49,7 @@ class Question:
     fragments: int = 1
     island: Island | None = None
     """None: the fastest split of a replica's chips that fits is looked for."""
+    failures: Failures = Failures()
     deadline_s: float | None = None
     budget_usd: float | None = None
     target_loss: float | None = None
@@ -93,13 +94,16 @@ def data_parallel(question: Question, sites: int, batch_tokens: float | None = N
     batch = batch_tokens or question.batch_tokens
     cluster = question.sites(sites)
     run = Run(question.model, cluster, question.speed(cluster), question.tokens, batch, sites, sync_every=1,
-              codec=GRADIENT_CODEC, data_parallel=True)  # fmt: skip
+              codec=GRADIENT_CODEC, data_parallel=True, failures=question.failures)  # fmt: skip
     return settle(run, question.island)
 
 
 def diloco(question: Question) -> Run:
-    """Plain: fp32, the whole model at once, nothing overlapped."""
-    return replace(streaming(question), codec=PLAIN_CODEC, overlap_steps=0, fragments=1)
+    """Plain: fp32, the whole model at once, nothing overlapped, and an H of its own where none was given."""
+    run = replace(streaming(question), codec=PLAIN_CODEC, overlap_steps=0, fragments=1)
+    if "sync_every" in question.given:
+        return run
+    return replace(run, sync_every=pick_sync_every(run, question.law.sync_every, question.island))
 
 
 def streaming(question: Question) -> Run:
@@ -107,24 +111,35 @@ def streaming(question: Question) -> Run:
     return Run(
         question.model, question.cluster, question.speed(question.cluster), question.tokens, question.batch_tokens,
         question.replicas, question.sync_every, question.fragments, question.overlap_steps, question.codec,
-        question.island or Island(),
+        question.island or Island(), failures=question.failures,
     )  # fmt: skip
 
 
 def settle(run: Run, island: Island | None = None) -> Settled:
-    """`island` where it is given; else the fastest tensor split inside a server that fits, the narrower one when it
-    hardly matters; else whatever `diloco.plan.memory.fit` finds for as many replicas."""
+    """`island` where it is given; else the fastest split of a replica's chips that fits, into data shards, tensor
+    parallelism inside a server and pipeline stages, the coarser one when it hardly matters; else the one that asks for
+    the least memory, which does not fit either."""
     if island is not None:
         return _accept(replace(run, island=island))
-    chosen, chosen_s = None, 0.0
-    for split in _splits(run):
-        there = fit(split)
-        if there.nearest is not split:
-            continue
-        step_s = inner_step(split).total_s
-        if chosen is None or step_s < WORTH_SPLITTING * chosen_s:
-            chosen, chosen_s = Settled(split, there), step_s
-    return chosen or _accept(run)
+    whole = splits(replace(run, island=Island()))
+    for way in spending(run):
+        fitting = [split for split in whole if memory(split, way).fits]
+        if fitting:
+            chosen = _fastest(fitting)
+            return Settled(chosen, fit_by(chosen, way))
+    return _accept(min(whole, key=lambda split: memory(split).total_bytes))
+
+
+def _fastest(runs: list[Run]) -> Run:
+    """Of runs split ever more finely. Stages are looked at only where links inside a site hold the chips up."""
+    chosen, step = runs[0], inner_step(runs[0])
+    for other in runs[1:]:
+        if other.island.pipeline > 1 and step.inside_s + step.bubble_s <= (1 - WORTH_SPLITTING) * step.compute_s:
+            break
+        there = inner_step(other)
+        if there.total_s < WORTH_SPLITTING * step.total_s:
+            chosen, step = other, there
+    return chosen
 
 
 def divides(cluster: Cluster, replicas: int, island: Island | None = None) -> bool:
@@ -134,11 +149,11 @@ def divides(cluster: Cluster, replicas: int, island: Island | None = None) -> bo
     return rest == 0 and all(site.chips % parts == 0 for site in cluster.sites)
 
 
-def pick_sync_every(run: Run, start: int) -> int:
+def pick_sync_every(run: Run, start: int, island: Island | None = None) -> int:
     """The least H from `start` on with which the run waits for a bearable share of its time; the ladder's last where
     none does."""
     ladder = [start, *(h for h in SYNC_LADDER if h > start)]
-    settled = settle(replace(run, sync_every=start, overlap_steps=min(run.overlap_steps, start))).run
+    settled = settle(replace(run, sync_every=start, overlap_steps=min(run.overlap_steps, start)), island).run
     step, one = inner_step(settled), outer_round(settled)
     for sync_every in ladder:
         tried = replace(settled, sync_every=sync_every)
@@ -151,10 +166,3 @@ def _accept(run: Run) -> Settled:
     found = fit(run)
     kept = found.nearest is not None and found.nearest.replicas == run.replicas
     return Settled(found.nearest, found) if kept else Settled(run, replace(found, nearest=None))
-
-
-def _splits(run: Run) -> list[Run]:
-    chips = [site.chips // run.site_replicas for site in run.cluster.sites]
-    widest = min(site.node_chips for site in run.cluster.sites)
-    widths = [t for t in TENSOR_SIZES if t <= widest and all(count % t == 0 for count in chips)]
-    return [replace(run, island=Island(tensor=width)) for width in widths]

@@ -8,11 +8,20 @@ from functools import cached_property
 
 from diloco.errors import BadInput
 from diloco.plan.codecs import CodecCost, codec_cost
+from diloco.plan.failures import Failures
 from diloco.plan.hardware import Cluster, Speed
 from diloco.plan.model import ModelShape
 
 BACKWARD_SHARE = 2 / 3
 """Of a step: data parallelism reduces gradients as the backward pass yields them."""
+
+
+LEAST_MICRO_TOKENS = 1024
+"""Of a micro-batch. A weight in bf16 is read once for 2 FLOPs a token: with so many a chip computes for 3.5 times as
+long as it reads, if it is an H100 at its peak."""
+
+MICRO_BATCHES_A_STAGE = 4
+"""With so many the stages idle for at most a fifth of a step; sequences are split over chips where there are fewer."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +30,14 @@ class Island:
 
     tensor: int = 1
     pipeline: int = 1
-    micro_batches: int = 8
-    """A step's, of each pipeline."""
+    micro_batches: int | None = None
+    """A step's, of each pipeline; None for as many as the batch gives, see `Run.micro_batches`."""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "micro_batches"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} is {getattr(self, name)}: give 1 or more")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"{name} is {value}: give 1 or more")
 
     def data_shards(self, chips: int) -> int:
         """Raises BadInput where tensor x pipeline does not divide the replica's chips."""
@@ -66,6 +76,8 @@ class Run:
     backward_share: float = BACKWARD_SHARE
     """Of a step, that hides data parallelism's reductions; 0 for a loop that sums gradients after its backward pass."""
 
+    failures: Failures = Failures()
+
     def __post_init__(self) -> None:
         for name in ("tokens", "batch_tokens", "replicas", "sync_every", "fragments"):
             if not 0 < getattr(self, name) < math.inf:
@@ -96,6 +108,22 @@ class Run:
     @property
     def site_replicas(self) -> int:
         return self.replicas // len(self.cluster.sites)
+
+    @property
+    def shard_tokens(self) -> float:
+        """Of one step on one data shard, at the site with the most shards."""
+        chips = max(site.chips for site in self.cluster.sites) // self.site_replicas
+        return self.batch_tokens / self.replicas / self.island.data_shards(chips)
+
+    @property
+    def micro_batches(self) -> int:
+        """Of each pipeline in a step: as given; else a sequence each, or parts of at least 1024 tokens where that makes
+        fewer than four a stage."""
+        if self.island.micro_batches is not None or self.island.pipeline == 1:
+            return self.island.micro_batches or 1
+        wanted = MICRO_BATCHES_A_STAGE * self.island.pipeline
+        parts = min(wanted, int(self.shard_tokens / LEAST_MICRO_TOKENS))
+        return max(1, int(self.shard_tokens / self.model.seq_len), parts)
 
     @cached_property
     def codec_cost(self) -> CodecCost:

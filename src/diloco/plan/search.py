@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from diloco.errors import BadInput
 from diloco.plan.candidates import candidates
-from diloco.plan.cost import format_days
+from diloco.plan.cost import usd_per_h
 from diloco.plan.question import Question
 from diloco.plan.run import Run
-from diloco.plan.units import DAY_S, HOUR_S, format_usd
+from diloco.plan.units import DAY_S, HOUR_S, format_days, format_number, format_usd
 
 ALIKE = 0.01
 """Relative difference in days or dollars under which the plainer of two choices is taken."""
@@ -40,11 +40,14 @@ class Choice:
     fragments: int
     batch_tokens: float
     tensor: int
+    pipeline: int
     data_parallel: bool
     tokens: float
     step_s: float
-    """With what failures cost."""
+    """Between failures."""
+    goodput: float
     days: float
+    """With what failures cost."""
     cost_usd: float | None
     loss: float
 
@@ -83,6 +86,8 @@ class Table:
 
     runs: list[Run]
     step_s: NDArray
+    """Between failures."""
+    goodput: NDArray
     tokens: NDArray
     days: NDArray
     cost_usd: NDArray
@@ -93,9 +98,9 @@ class Table:
         run, cost = self.runs[index], float(self.cost_usd[index])
         return Choice(
             len(run.cluster.sites), run.cluster.chips, run.replicas, run.sync_every, run.codec, run.overlap_steps,
-            run.fragments, run.batch_tokens, run.island.tensor, run.data_parallel, float(self.tokens[index]),
-            float(self.step_s[index]), float(self.days[index]), cost if math.isfinite(cost) else None,
-            float(self.loss[index]),
+            run.fragments, run.batch_tokens, run.island.tensor, run.island.pipeline, run.data_parallel,
+            float(self.tokens[index]), float(self.step_s[index]), float(self.goodput[index]), float(self.days[index]),
+            cost if math.isfinite(cost) else None, float(self.loss[index]),
         )  # fmt: skip
 
 
@@ -119,13 +124,13 @@ def search(question: Question) -> Found:
 def tabulate(question: Question) -> Table:
     """The clock of every configuration, and its loss."""
     timed = list(candidates(question))
-    runs = [run for run, _ in timed]
-    step_s = np.array([seconds for _, seconds in timed])
+    runs = [run for run, _, _ in timed]
+    step_s, goodput = (np.array([row[column] for row in timed]) for column in (1, 2))
     batch = np.array([run.batch_tokens for run in runs])
     usd_per_s = np.array([_usd_per_h(run) for run in runs]) / HOUR_S
-    tokens = _tokens(question, runs, batch / step_s, usd_per_s)
-    seconds = tokens / batch * step_s
-    return Table(runs, step_s, tokens, seconds / DAY_S, seconds * usd_per_s, _losses(question, runs, tokens))
+    tokens = _tokens(question, runs, batch / step_s * goodput, usd_per_s)
+    seconds = tokens / batch * step_s / goodput
+    return Table(runs, step_s, goodput, tokens, seconds / DAY_S, seconds * usd_per_s, _losses(question, runs, tokens))
 
 
 def front_of(table: Table) -> list[int]:
@@ -159,7 +164,7 @@ def cloud_of(table: Table) -> list[int]:
 
 
 def _usd_per_h(run: Run) -> float:
-    price = run.cluster.usd_per_h
+    price = usd_per_h(run)
     return math.nan if price is None else price
 
 
@@ -215,7 +220,7 @@ def _allowed(question: Question, table: Table) -> NDArray:
     days = (question.deadline_s or math.inf) / DAY_S
     usd, loss = question.budget_usd or math.inf, question.target_loss or math.inf
     if question.budget_usd and not np.any(np.isfinite(table.cost_usd)):
-        raise BadInput(f"--budget-usd is {usd:g} and the chips have no price: give --price, as $2.5")
+        raise BadInput(f"--budget-usd is {format_number(usd)} and the chips have no price: give --price, as $2.5")
     slack = 1 + 1e-9
     cheap = np.nan_to_num(table.cost_usd, nan=0.0) <= usd * slack
     quick, good = table.days <= days * slack, (table.loss <= loss * slack) & np.isfinite(table.tokens)
@@ -224,13 +229,16 @@ def _allowed(question: Question, table: Table) -> NDArray:
     tried = f"none of the {len(table.runs):,} configurations tried"
     if not np.any(good):
         raise BadInput(
-            f"--target-loss is {loss:g}, which {tried} reaches: give {_up(table.loss.min()):g}, or a larger model"
+            f"--target-loss is {loss:g}, which {tried} reaches: give {_up(table.loss.min(), 5):g}, or a larger model"
         )
     if not np.any(good & quick):
         fastest = float(table.days[good].min())
-        raise BadInput(f"--deadline is {format_days(days)}, which {tried} keeps: give {_up(fastest):g}d, or more chips")
+        near = format_number(_up(fastest)).replace(",", "")
+        raise BadInput(f"--deadline is {format_days(days)}, which {tried} keeps: give {near}d, or more chips")
     affordable = float(table.cost_usd[good & quick].min())
-    raise BadInput(f"--budget-usd is {usd:g}, which {tried} keeps: give {_up(affordable):g}, or a later --deadline")
+    other = "a later --deadline" if question.deadline_s else "fewer --tokens"
+    near = format_number(_up(affordable))
+    raise BadInput(f"--budget-usd is {format_number(usd)}, which {tried} keeps: give {near}, or {other}")
 
 
 def _first(allowed: NDArray, order: tuple[NDArray, ...]) -> int:
@@ -250,7 +258,7 @@ def _steps_of(values: NDArray) -> NDArray:
         return np.round(np.log(values) / ALIKE)
 
 
-def _up(value: float) -> float:
-    """Rounded up to three figures."""
-    digits = 2 - math.floor(math.log10(value))
+def _up(value: float, figures: int = 3) -> float:
+    """Rounded up."""
+    digits = figures - 1 - math.floor(math.log10(value))
     return math.ceil(value * 10**digits) / 10**digits

@@ -106,8 +106,41 @@ def parse_share(value: str | float, name: str = "share", example: str = "40%") -
     share = number / 100 if unit else number
     if not 0 < share <= 1:
         near = "100%" if share > 1 else example
+        near = f"{number:g}%" if not unit and 1 < number <= 100 else near
         raise BadInput(f"{name} is {value!r}: it must be above 0 and at most 100%, give {near}")
     return share
+
+
+def format_days(days: float) -> str:
+    """1.4134 -> "1.41 days", 0.5 -> "12 h"."""
+    if not math.isfinite(days):
+        return "never"
+    if days < 1:
+        return format_duration(days * DAY_S)
+    return f"{days:,.0f} days" if days >= 100 else f"{days:.3g} day{'s' * (f'{days:.3g}' != '1')}"
+
+
+def format_number(value: float, figures: int = 10) -> str:
+    """1234567.0 -> "1,234,567": with no exponent, as an option takes it."""
+    text = f"{value:,.{figures}g}"
+    return f"{value:,.0f}" if "e" in text and abs(value) >= 1 else text
+
+
+def format_loss(nats: float) -> str:
+    """2.0784 -> "2.078", as far as held-out sets can tell losses apart."""
+    return f"{nats:.3f}"
+
+
+def format_needed(gbit_per_s: float, nothing: str = "-") -> str:
+    """A bandwidth; "none will do" where the link is not what is missing, `nothing` where nothing crosses it."""
+    if not gbit_per_s:
+        return nothing
+    return format_bandwidth(gbit_per_s) if math.isfinite(gbit_per_s) else "none will do"
+
+
+def format_things(count: int, one: str, many: str = "") -> str:
+    """1, "chip" -> "1 chip"; 64, "chip" -> "64 chips"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def format_count(value: float) -> str:

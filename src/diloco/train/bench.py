@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from diloco.errors import BadInput
+from diloco.plan.measured import KIND
 from diloco.train.inner import InnerConfig, build_inner
 from diloco.train.loss import lm_loss
 from diloco.train.model import build_model
@@ -40,6 +41,7 @@ class DeviceSpeed:
     device: str
     threads: int
     torch: str
+    kind: str = KIND
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

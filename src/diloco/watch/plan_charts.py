@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from diloco.watch import charts, page, units
+from diloco.plan import units
+from diloco.watch import charts, page
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -49,8 +50,8 @@ def window_chart(picture: dict[str, Any] | None) -> str:
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed", showgrid=False, tickfont={"size": 11})
     caption = (
-        f"{steps} inner steps of {units.duration(picture['step_s'])} ({picture['label']}). A message that lands right "
-        "of its mark makes the chips wait."
+        f"{steps} inner steps of {units.format_duration(picture['step_s'])} ({picture['label']}). A message that lands "
+        "right of its mark makes the chips wait."
     )
     return page.chart("One window", caption, charts.to_html(figure, "window"), wide=True)
 
@@ -69,10 +70,13 @@ def utilization_chart(picture: dict[str, Any] | None) -> str:
     low, high = picture["gbit_per_s"][0], picture["gbit_per_s"][-1]
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     ticks = [10.0**power for power in powers]
-    labels = [units.bandwidth(1000 * tick).replace("Gbit/s", "Gbit").replace("Mbit/s", "Mbit") for tick in ticks]
+    labels = [units.format_bandwidth(tick).replace("Gbit/s", "Gbit").replace("Mbit/s", "Mbit") for tick in ticks]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[label.replace("bit/s", "bit") for label in labels])
     figure.update_yaxes(range=[0, 104])
-    caption = "Share of the time in which the chips compute. Right of a line's bend more bandwidth buys nothing."
+    caption = (
+        "Share of the time in which the chips compute, each method at its own H. Right of a line's bend more bandwidth "
+        "buys nothing."
+    )
     return page.chart("What the link allows", caption, charts.to_html(figure, "utilization"))
 
 
@@ -106,7 +110,7 @@ def goodput_chart(picture: dict[str, Any]) -> str:
     _mark(figure, picture["own_chips"], "yours")
     figure.update_xaxes(type="log", dtick=1, exponentformat="SI")
     figure.update_yaxes(range=[0, 104])
-    caption = "Share of all chip-time that trains the model when chips fail, played failure by failure."
+    caption = f"Share of all chip-time that trains the model, played failure by failure. {picture['assumed']}."
     return page.chart("What failures leave", caption, charts.to_html(figure, "goodput"))
 
 
@@ -120,7 +124,7 @@ def front_chart(search: dict[str, Any] | None, law: str) -> str:
     cloud = [point for point in search["cloud"] if point["days"] <= longest]
     for index, sites in enumerate(sorted({point["sites"] for point in cloud})):
         points = [point for point in cloud if point["sites"] == sites]
-        _add_points(figure, f"{sites} site{'s' * (sites > 1)}", points, colors[index % len(colors)], 7, 0.45)
+        _add_points(figure, units.format_things(sites, "site"), points, colors[index % len(colors)], 7, 0.45)
     _add_points(figure, "nothing beats these", search["front"], charts.GREEN, 13, 1.0, "diamond")
     if search["best"]:
         _add_points(figure, search["goal"], [search["best"]], charts.ORANGE, 17, 1.0, "star")
@@ -144,9 +148,13 @@ def _add_points(
     figure.add_scatter(
         x=[point["days"] for point in points], y=[point["loss"] for point in points], mode="markers", name=name,
         marker={"color": color, "size": size, "opacity": opacity, "symbol": symbol},
-        customdata=[[point["replicas"], units.count(point["cost_usd"])] for point in points],
-        hovertemplate="%{x:.3g} days, loss %{y:.4g}, M = %{customdata[0]}, $%{customdata[1]}<extra></extra>",
+        customdata=[[point["replicas"], _usd(point["cost_usd"])] for point in points],
+        hovertemplate="%{x:.3g} days, loss %{y:.4g}, M = %{customdata[0]}, %{customdata[1]}<extra></extra>",
     )  # fmt: skip
+
+
+def _usd(value: float | None) -> str:
+    return "no price" if value is None else units.format_usd(value)
 
 
 def _add_spans(figure: Figure, name: str, lanes: Sequence[str], spans: Sequence[Sequence[float]], color: str) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diloco.watch import page, units
+from diloco.plan import units
+from diloco.watch import page
 from diloco.watch.plan_charts import breakdown_chart, front_chart, goodput_chart, utilization_chart, window_chart
 
-_DAY_S = 86400
+_NONE = "\N{EN DASH}"
 
 
 def write_plan_page(path: str | Path, record: dict[str, Any], pictures: dict[str, Any]) -> Path:
@@ -39,10 +40,10 @@ def write_plan_page(path: str | Path, record: dict[str, Any], pictures: dict[str
 def title(record: dict[str, Any]) -> str:
     """ "7B parameters, 140B tokens, 2 sites over 1 Gbit/s"."""
     sites = record["sites"]
-    where = f"{record['chips']:,} chips"
+    where = units.format_things(record["chips"], "chip")
     if sites > 1:
-        where = f"{sites} sites with {where} over {units.bandwidth(1000 * record['between_gbit_per_s'])}"
-    return f"{units.count(record['params'])} parameters, {units.count(record['tokens'])} tokens, {where}"
+        where = f"{sites} sites with {where} over {units.format_bandwidth(record['between_gbit_per_s'])}"
+    return f"{units.format_count(record['params'])} parameters, {units.format_count(record['tokens'])} tokens, {where}"
 
 
 def _headline(record: dict[str, Any]) -> str:
@@ -60,28 +61,28 @@ def _found(search: dict[str, Any] | None) -> list[str]:
     if search is None:
         return []
     choice, goal = (search["best"], search["goal"]) if search["best"] else (search["front"][0], "the least time")
-    sites = f"{choice['sites']} site{'s' * (choice['sites'] > 1)}"
+    sites = units.format_things(choice["sites"], "site")
     how = f"M = {choice['replicas']}, H = {choice['sync_every']}, {choice['codec']}, overlap {choice['overlap']}"
     how = "data parallel" if choice["data_parallel"] else how
     cost = f", {usd(choice['cost_usd'])}" if choice["cost_usd"] is not None else ""
-    batch = units.count(choice["batch_tokens"])
+    batch = units.format_count(choice["batch_tokens"])
     return [
         f"Of {search['tried']:,} settings tried, {goal}: {days(choice['days'])}{cost}, loss "
-        f"{units.loss(choice['loss'])}, on {sites} with {how} and a batch of {batch} tokens."
+        f"{units.format_loss(choice['loss'])}, on {sites} with {how} and a batch of {batch} tokens."
     ]
 
 
 def _facts(record: dict[str, Any]) -> str:
     pairs = [
         ("cost", usd(record["cost_usd"])),
-        (f"loss, law {record['law']}", units.loss(record["loss"])),
-        ("compute utilisation", percent(record["compute_utilization"])),
-        ("a step", seconds(record["step_s"])),
-        ("goodput in failures", percent(record["goodput"])),
+        (f"loss, law {record['law']}", units.format_loss(record["loss"])),
+        ("compute utilisation", units.format_share(record["compute_utilization"])),
+        ("a step", units.format_duration(record["step_s"])),
+        ("goodput in failures", units.format_share(record["goodput"])),
     ]
     if record["sites"] > 1:
-        pairs.insert(3, ("link for 95%", needed(record["gbit_per_s_needed"])))
-        pairs.append(("sent a day", units.size(record["bytes_per_day"])))
+        pairs.insert(3, ("link for 95% at this H", needed(record["gbit_per_s_needed"])))
+        pairs.append(("sent a day", units.format_bytes(record["bytes_per_day"])))
     return page.facts(pairs)
 
 
@@ -89,7 +90,7 @@ def methods_section(record: dict[str, Any]) -> str:
     """A column a method: the one to decide between first, as a phone shows two."""
     first, *others = record["methods"].values()
     lines = [first, *others[::-1]]
-    rows = [(label, *(show(line) for line in lines)) for label, show in _ROWS.items()]
+    rows = [(label, *cells) for label, show in _ROWS.items() if {*(cells := [show(line) for line in lines])} != {_NONE}]
     return page.section("Side by side", page.table(("", *(line["label"] for line in lines)), rows))
 
 
@@ -109,12 +110,12 @@ def _choices(search: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def _choice(choice: dict[str, Any]) -> tuple[str, ...]:
     own = [str(choice[key]) for key in ("replicas", "sync_every", "codec", "overlap", "fragments")]
     if choice["data_parallel"]:
-        own = ["data parallel", *[units.NONE] * 4]
-    sizes = units.count(choice["batch_tokens"]), units.count(choice["tokens"])
+        own = ["data parallel", *[_NONE] * 4]
+    sizes = units.format_count(choice["batch_tokens"]), units.format_count(choice["tokens"])
     return (
         days(choice["days"]),
         usd(choice["cost_usd"]),
-        units.loss(choice["loss"]),
+        units.format_loss(choice["loss"]),
         str(choice["sites"]),
         *own,
         *sizes,
@@ -122,49 +123,37 @@ def _choice(choice: dict[str, Any]) -> tuple[str, ...]:
 
 
 def days(value: float | None) -> str:
-    """1.413 -> "1.41 days", 0.4 -> "9 h 36 min"."""
-    if value is None or value == float("inf"):
-        return "never"
-    if value < 1:
-        return units.duration(value * _DAY_S)
-    return f"{value:,.0f} days" if value >= 100 else f"{value:.3g} days"
-
-
-def seconds(value: float) -> str:
-    """0.672 -> "672 ms"."""
-    return f"{1000 * value:.3g} ms" if 0 < value < 1 else units.duration(value)
-
-
-def percent(share: float) -> str:
-    """0.9501 -> "95.0%"."""
-    return f"{100 * share:.1f}%"
+    """1.413 -> "1.41 days"; JSON writes infinity as null."""
+    return units.format_days(float("inf") if value is None else value)
 
 
 def usd(value: float | None) -> str:
     """13_100 -> "$13.1k"."""
-    return units.NONE if value is None or value == float("inf") else f"${units.count(value)}"
+    return _NONE if value is None or value == float("inf") else units.format_usd(value)
 
 
 def needed(gbit_per_s: float | None) -> str:
     """ "none will do" where the link is not what is missing."""
-    if gbit_per_s is None or gbit_per_s == float("inf"):
-        return "none will do"
-    return units.bandwidth(1000 * gbit_per_s) if gbit_per_s else units.NONE
+    return units.format_needed(float("inf") if gbit_per_s is None else gbit_per_s, _NONE)
 
 
 def _setting(line: dict[str, Any]) -> str:
     if line["data_parallel"]:
-        return "every step, bf16"
+        return "H=1, bf16"
     return f"H={line['sync_every']}, {line['codec']}"
 
 
 def _interval(line: dict[str, Any]) -> str:
     low, high = line["loss_low"], line["loss_high"]
-    return units.NONE if low is None or low != low else f"{low:.2f} to {high:.2f}"
+    return _NONE if low is None or low != low else f"{low:.2f} to {high:.2f}"
+
+
+def _split(line: dict[str, Any]) -> str:
+    return f"{line['tensor']} x {line['pipeline']}" if line["tensor"] * line["pipeline"] > 1 else _NONE
 
 
 def _seconds_or_none(value: float) -> str:
-    return seconds(value) if value else units.NONE
+    return units.format_duration(value) if value else _NONE
 
 
 _ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -174,17 +163,21 @@ _ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "overlap, fragments": lambda line: f"{line['overlap']}, {line['fragments']}",
     "time": lambda line: days(line["days"]),
     "cost": lambda line: usd(line["cost_usd"]),
-    "loss": lambda line: units.loss(line["loss"]),
+    "loss": lambda line: units.format_loss(line["loss"]),
     "95% of new runs": _interval,
-    "compute utilisation": lambda line: percent(line["compute_utilization"]),
-    "a step": lambda line: seconds(line["step_s"]),
-    "tokens a second": lambda line: units.count(round(line["tokens_per_s"])),
+    "compute utilisation": lambda line: units.format_share(line["compute_utilization"]),
+    "a step": lambda line: units.format_duration(line["step_s"]),
+    "computing": lambda line: units.format_duration(line["compute_s"]),
+    "tokens a second": lambda line: units.format_count(line["tokens_per_s"]),
     "waiting for the link": lambda line: _seconds_or_none(line["between_s"]),
-    "waiting inside a site": lambda line: _seconds_or_none(line["inside_s"] + line["codec_s"] + line["bubble_s"]),
-    "link for 90%": lambda line: needed(line["gbit_per_s_needed_at"]["0.9"]),
-    "link for 95%": lambda line: needed(line["gbit_per_s_needed_at"]["0.95"]),
-    "link for 99%": lambda line: needed(line["gbit_per_s_needed_at"]["0.99"]),
-    "sent a day": lambda line: units.size(line["bytes_per_day"]) if line["bytes_per_day"] else units.NONE,
-    "memory of a chip": lambda line: f"{units.size(line['memory_bytes'])} of {units.size(line['chip_bytes'])}",
-    "goodput in failures": lambda line: percent(line["goodput"]),
+    "waiting inside a site": lambda line: _seconds_or_none(line["inside_s"] + line["codec_s"]),
+    "pipeline bubble": lambda line: _seconds_or_none(line["bubble_s"]),
+    "tensor x pipeline": _split,
+    "link for 90% at this H": lambda line: needed(line["gbit_per_s_needed_at"]["0.9"]),
+    "link for 95% at this H": lambda line: needed(line["gbit_per_s_needed_at"]["0.95"]),
+    "link for 99% at this H": lambda line: needed(line["gbit_per_s_needed_at"]["0.99"]),
+    "sent a day": lambda line: units.format_bytes(line["bytes_per_day"]) if line["bytes_per_day"] else _NONE,
+    "memory of a chip": lambda line: units.format_bytes(line["memory_bytes"]),
+    "that can be used": lambda line: units.format_bytes(line["chip_bytes"]),
+    "goodput in failures": lambda line: units.format_share(line["goodput"]),
 }
