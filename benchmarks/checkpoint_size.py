@@ -106,6 +106,10 @@ def kind_of(name: str, tensor: Tensor, anchors: dict[str, Tensor]) -> str:
 def measure(run: Path, every: int, full_every: int, links: int) -> dict:
     """The table's shares and the store's, of one run."""
     paths = checkpoint.steps(run / "checkpoints")[every - 1 :: every]
+    if len(paths) < 2:
+        raise SystemExit(
+            f"{run} has {len(paths)} checkpoints to compare: give a run of `diloco train --keep 0` with two"
+        )
     taken = set(np.linspace(1, len(paths) - 1, min(links, len(paths) - 1)).astype(int).tolist())
     tally, before, full_bytes = Tally(), {}, 0
     with tempfile.TemporaryDirectory(dir=run) as scratch:
@@ -154,7 +158,9 @@ def add_link(tally: Tally, now: dict[str, Tensor], before: dict[str, Tensor], fu
     anchors = {name.rsplit("/", 1)[-1]: tensor for name, tensor in now.items() if "/anchor/" in name}
     compressor, seen = zstandard.ZstdCompressor(level=ZSTD_LEVEL), set()
     for name in sorted(now):  # `global` first, whose anchor is what others equal
-        tensor, base = now[name], before[name]
+        tensor, base = now[name], before.get(name)
+        if base is None or (base.shape, base.dtype) != (tensor.shape, tensor.dtype):
+            continue  # it has no earlier self: what is under way comes and goes
         kind, words = kind_of(name, tensor, anchors), words_of(tensor)
         digest = hashlib.sha1(words).digest()
         again = digest in seen

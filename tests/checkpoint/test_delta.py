@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diloco.checkpoint import delta, delta_planes
 from diloco.checkpoint.delta_words import by_magnitude, disorder, order, rotate, unrotate, unzigzag, words_of, zigzag
-from diloco.checkpoint.pack import DTYPES
+from diloco.checkpoint.dtypes import DTYPES
 
 SHAPES = [(), (0,), (1,), (3, 0, 2), (7, 13), (300, 64)]
 

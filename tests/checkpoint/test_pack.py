@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from diloco.checkpoint.pack import DTYPES, first_nonfinite, pack, unpack
+from diloco.checkpoint.dtypes import DTYPES
+from diloco.checkpoint.pack import first_nonfinite, pack, unpack
 
 
 def round_trip(tree):

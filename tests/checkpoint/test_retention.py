@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco.checkpoint import Policy
-from diloco.checkpoint.retention import Entry, to_drop, wanted
+from diloco.checkpoint.retention import Entry, reasons, to_drop, wanted
 from diloco.errors import BadInput
 
 
@@ -48,7 +48,7 @@ def test_nothing_kept_loses_what_it_rests_on(losses, full_every, policy):
     dropped = to_drop(entries, policy)
     kept = [e for e in entries if e.step not in dropped]
     assert all(e.base is None or e.base not in dropped for e in kept)
-    assert wanted(entries, policy) <= {e.step for e in kept}
+    assert wanted(entries, policy).keys() <= {e.step for e in kept} == reasons(entries, policy).keys()
     assert {e.step for e in entries[-max(policy.last, 1) :]} <= {e.step for e in kept}
     # Pruning again changes nothing, and in order nothing is ever left without its base.
     assert to_drop(kept, policy) == []

@@ -16,6 +16,7 @@ from support.processes import run_ranks
 from torch import nn
 
 from diloco.checkpoint import Chunk, Store, Writer, load, own_part, read_tree
+from diloco.checkpoint.pack import ABSENT
 from diloco.checkpoint.saved import StoredTensor
 from diloco.checkpoint.shards import chunk_of, is_owner
 from diloco.errors import BadInput
@@ -56,6 +57,35 @@ def test_a_hole_is_named():
 
 
 # -- over processes
+
+
+def parts_of(trees: list[dict]) -> list[dict]:
+    """What each rank of an island writes of its tree."""
+    held: list[list] = []
+    for place, tree in enumerate(trees):
+        own_part(tree, place, lambda paths: held.append(paths) or [])
+    return [own_part(tree, place, lambda _: held) for place, tree in enumerate(trees)]
+
+
+def outer_of_torch(seed: int) -> dict:
+    """As `DiLoCo` has it with a torch.optim class: the state of flat memory, by number."""
+    flat = torch.nn.Parameter(torch.zeros(6))
+    optimizer = torch.optim.SGD([flat], lr=0.7, momentum=0.9)
+    flat.grad = torch.randn(6, generator=torch.Generator().manual_seed(seed))
+    optimizer.step()
+    return {"outer": {"torch": [optimizer.state_dict()]}, "gain": torch.ones(3)}
+
+
+def test_state_by_number_that_differs_between_ranks_is_refused() -> None:
+    """Only the first rank's would be written, and the other's shard lost."""
+    with pytest.raises(BadInput, match=r"outer/torch/0/state/0/momentum_buffer is by number, .*another outer"):
+        parts_of([outer_of_torch(0), outer_of_torch(1)])
+    first, second = parts_of([outer_of_torch(0), outer_of_torch(0)])
+    state = outer_of_torch(0)["outer"]["torch"][0]["state"][0]
+    assert torch.equal(first["outer"]["torch"][0]["state"][0]["momentum_buffer"], state["momentum_buffer"])
+    assert second["outer"]["torch"][0]["state"][0]["momentum_buffer"] is second["gain"] is ABSENT
+    named = [{"model": {"w": torch.full((2,), float(rank))}} for rank in range(2)]
+    assert parts_of(named)[1]["model"]["w"] is ABSENT  # by name it is the same parameter
 
 
 def gather(value: object) -> list:

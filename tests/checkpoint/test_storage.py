@@ -5,6 +5,8 @@ pytest tests/checkpoint/test_storage.py
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
 from pathlib import Path
 
@@ -60,6 +62,36 @@ def test_a_write_that_fails_leaves_what_was_there(storage: Storage) -> None:
     with pytest.raises(OSError, match=r"a/x cannot be written \(No space left on device\): free some space there"):
         storage.write("a/x", fail)
     assert storage.read("a/x") == b"one" and storage.names("a") == ["x"]
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_free_space_is_the_way_out_of_a_full_disk_alone(storage: Storage, number: int) -> None:
+    def fail(file: Path) -> None:
+        raise OSError(number, os.strerror(number), str(file))
+
+    with pytest.raises(OSError) as caught:
+        storage.write("a/x", fail)
+    assert ("free some space" in str(caught.value)) == (number in (errno.ENOSPC, errno.EDQUOT))
+    assert str(caught.value).endswith("choose another place")
+
+
+def test_what_a_file_systems_own_library_raises_is_one_sentence(monkeypatch) -> None:
+    """No such bucket, no credentials: each library has exceptions of its own."""
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+
+    class NoCredentialsError(Exception):
+        pass
+
+    def fail(*_: object) -> None:
+        raise NoCredentialsError("Unable to locate\ncredentials")
+
+    monkeypatch.setattr(storage.files, "put_file", fail, raising=False)
+    with pytest.raises(OSError, match=r"a/x cannot be written \(Unable to locate credentials\): choose another place"):
+        put(storage, "a/x", b"one")
+
+
+def test_only_memory_is_this_process_own(storage: Storage) -> None:
+    assert storage.own == storage.name_of("").startswith("memory://")
 
 
 def test_a_url_that_leads_nowhere_is_refused() -> None:

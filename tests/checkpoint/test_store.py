@@ -6,6 +6,7 @@ pytest tests/checkpoint/test_store.py
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -267,6 +268,93 @@ def test_sizes_are_checked_even_without_hashes(two_steps):
     truncate(two_steps / "step-00000002" / "global.0.safetensors")
     with pytest.raises(BadInput, match="global.0.safetensors has .* bytes instead of"):
         load(two_steps / "step-00000002", verify=False)
+
+
+RUBBISH = (None, 7, -1, 1e9, "x", "nn", [], [-1], ["x"], [10**30], {}, {"$shard": 1}, {"a": {}}, True)
+
+
+def places(node, path=()):
+    """The path of each value in a JSON document, its own first."""
+    yield path
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield from places(value, (*path, key))
+
+
+def with_rubbish(document, path: tuple, rubbish):
+    if not path:
+        return rubbish
+    copied = json.loads(json.dumps(document))
+    node = copied
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = rubbish
+    return copied
+
+
+@pytest.mark.parametrize("kind", ["lossless", "lossy"])
+def test_whatever_a_parts_json_says_is_refused_or_read_right(tmp_path, monkeypatch, kind):
+    """Each value in turn as something else, with nothing verified: one sentence, never a fault of ours, no hanging."""
+    writer = Writer(Store(tmp_path), kind=kind, background=False)
+    w = torch.linspace(1, 2, 2000)
+    tree = {"w": w, "twin": w.clone(), "few": torch.ones(3), "rounds": (1, float("inf")), "by": {1: 2}}
+    for step in (1, 2):
+        tree["w"] += 1e-3
+        tree["twin"] = tree["w"].clone()
+        writer.save(step, {"x.0": tree}, ["x.0"], {}, base=writer.next_base())
+    monkeypatch.setattr("diloco.checkpoint.saved.file_problem", lambda *_: None)
+    file = tmp_path / "step-00000002" / "x.0.json"
+    right, meant = json.loads(file.read_text()), load(file.parent)[0]["x"]
+    refused = 0
+    for path in places(right):
+        for rubbish in RUBBISH:
+            file.write_text(json.dumps(with_rubbish(right, path, rubbish)))
+            try:
+                found = load(file.parent, verify=False)[0]["x"]
+            except BadInput as error:
+                refused += 1
+                assert "step-00000002" in str(error) and "\n" not in str(error)
+            else:
+                # What is no tensor has no checksum of its own.
+                assert path[0:1] != ("tensors",) or all(torch.equal(found[n], meant[n]) for n in ("w", "twin", "few"))
+    assert refused > 300
+
+
+def test_a_tensor_that_refers_to_itself_is_refused(tmp_path, monkeypatch):
+    path = save(tmp_path, 1, {"x": {"a": torch.ones(300), "b": torch.ones(300)}}, {})
+    monkeypatch.setattr("diloco.checkpoint.saved.file_problem", lambda *_: None)
+    right = json.loads((path / "x.0.json").read_text())
+    for entry in right["tensors"].values():
+        entry["same"] = ["x.0", "b"]
+    from safetensors.torch import save_file
+
+    save_file({}, path / "x.0.safetensors")
+    (path / "x.0.json").write_text(json.dumps(right))
+    with pytest.raises(BadInput, match="it refers to itself"):
+        load(path, verify=False)
+
+
+def test_a_manifest_that_says_nonsense_is_refused(two_steps):
+    from diloco.checkpoint.manifest import _digest
+
+    file = two_steps / "step-00000002" / "manifest.json"
+    right = json.loads(file.read_text())
+    for changes in ({"parts": 1}, {"parts": {"x.0": 1}}, {"parts": {"x.0": {"a": 1}}}, {"base": 1}, {"more": 1}):
+        body = {**right, **changes}
+        file.write_text(json.dumps({**body, "sha256": _digest(body)}))
+        with pytest.raises(BadInput, match="manifest.json is no manifest of this version"):
+            load(file.parent)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_that_the_umask_gives(tmp_path, mask):
+    """The safetensors too, which their library lets nobody but the owner read."""
+    before = os.umask(mask)
+    try:
+        path = save(tmp_path, 1, {"x": {"w": torch.ones(300)}}, {})
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o666 & ~mask}
 
 
 def test_not_a_checkpoint(tmp_path):

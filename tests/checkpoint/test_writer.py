@@ -285,6 +285,72 @@ def test_a_failed_save_is_one_sentence_and_costs_nothing_earlier(tmp_path, monke
         check(store, step, exact=True)
 
 
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("failing", ["replica-0.0.safetensors", "replica-0.0.json", "manifest.json"])
+def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch, where, failing):
+    """At once, not only after the next one succeeds: on a full disk there would be no room for that."""
+    store = Store(place(where, tmp_path / "store"))
+    writer = Writer(store, background=False)
+    parts, good = trees(1), store.storage.write
+
+    def write(path, fill):
+        if path.endswith(failing):
+            raise OSError(f"{path} cannot be written (No space left on device): choose another place")
+        good(path, fill)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.storage, "write", write)
+        for step in (1, 2):
+            with pytest.raises(OSError, match=failing):
+                writer.save(step, parts, list(parts), {"step": step})
+            assert store.storage.names("") == []
+    writer.save(3, parts, list(parts), {"step": 3})
+    assert store.storage.names("") == ["step-00000003"]
+
+
+def test_remains_that_could_not_be_removed_go_before_the_next_save_writes(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    writer, parts = Writer(store, background=False), trees(1)
+    with monkeypatch.context() as patch:
+        broken(errno.EROFS, patch)
+        patch.setattr(store.storage, "remove", broken_remove)
+        (tmp_path / "step-00000001").mkdir()
+        (tmp_path / "step-00000001" / "global.0.safetensors").write_bytes(b"half")
+        with pytest.raises(OSError, match="Read-only"):
+            writer.save(1, parts, list(parts), {})
+    assert (tmp_path / "step-00000001" / "global.0.safetensors").exists()
+    seen, good = [], store.storage.write
+
+    def write(path, fill):
+        seen.append(store.storage.names("step-00000001"))
+        good(path, fill)
+
+    monkeypatch.setattr(store.storage, "write", write)
+    writer.save(2, parts, list(parts), {})
+    assert seen[0] == []
+
+
+def broken_remove(path: str) -> None:
+    raise OSError(errno.EROFS, "Read-only file system", path)
+
+
+def test_what_another_rank_is_writing_is_left_alone(tmp_path):
+    """A failed rank removes its own files; the one that commits those too whose ranks have said that they are done."""
+    store = Store(tmp_path)
+    everyone = ["x.0", "x.1", "x.2"]
+    first, second = Writer(store, "run"), Writer(store, "run")
+    under_way = tmp_path / "step-00000001" / ".x.2.safetensors.99"
+    under_way.parent.mkdir()
+    under_way.write_bytes(b"half")
+    second.save(1, {"x.1": {"b": torch.ones(300)}}, everyone, None)
+    second.settle()
+    first.save(1, {"x.0": {"a": torch.ones(300)}}, everyone, {})
+    first.give_up()
+    with pytest.raises(OSError, match=r"was not finished, since x.2 did not come"):
+        first.settle()
+    assert [p.name for p in under_way.parent.iterdir()] == [under_way.name]
+
+
 FULL_DISK = """
 import sys, torch
 from diloco.checkpoint import Store, Writer
@@ -319,7 +385,29 @@ def test_a_full_disk_is_named(tmp_path):
         last = out_of_space(tmp_path)
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
-    assert "cannot be written" in last and "No space left on device" in last
+    assert "cannot be written (No space left on device): free some space" in last
+
+
+@pytest.mark.slow
+def test_a_full_disk_takes_the_next_save_when_there_is_room_again(tmp_path):
+    """Two parts of which only one fits: what the failed saves had written of it must not stay."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "diloco", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no right to mount a small disk")
+    parts = {name: {"w": torch.rand(75_000)} for name in ("x.0", "y.0")}
+    try:
+        fill = tmp_path / "fill"
+        fill.write_bytes(b"x" * 550_000)
+        store = Store(tmp_path / "store")
+        writer = Writer(store, kind="plain", background=False)
+        for step in (1, 2):
+            with pytest.raises(OSError, match="No space left on device"):
+                writer.save(step, parts, list(parts), {})
+        fill.write_bytes(b"x" * 300_000)
+        writer.save(3, parts, list(parts), {})
+        assert store.latest_whole() == (3, [])
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 @pytest.mark.slow

@@ -5,8 +5,10 @@ pytest tests/cli/test_checkpoint.py
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -190,6 +192,64 @@ def test_prune_keeps_what_was_asked_and_what_that_rests_on(run, capsys):
     assert answer(capsys, "verify", run)["steps"] == [16, 17]
 
 
+def test_prune_says_why_each_stays(run, capsys):
+    why = answer(capsys, "prune", run, "--keep-last", 1, "--keep-every", 3, "--keep-best", 1, "--dry-run")["why"]
+    assert why == {
+        "4": "step 12 rests on it",
+        "8": "step 12 rests on it",
+        "12": "number 3 of the run, a multiple of 3",
+        "16": "step 17 rests on it",
+        "17": "one of the newest 1",
+    }
+    out = said(capsys, "prune", run, "--keep-last", 1)
+    assert "  step 16: step 17 rests on it\n" in out and "  step 17: one of the newest 1\n" in out
+
+
+def unfinished(run: Path, step: int) -> Path:
+    folder = file_of(run, step).parent
+    folder.mkdir()
+    (folder / "global.0.safetensors").write_bytes(b"half")
+    return folder
+
+
+def test_prune_removes_what_is_damaged_and_what_was_never_finished(run, capsys):
+    """8 is damaged, so 12 is of no use; the folders of steps 6 and 20 never became checkpoints."""
+    file_of(run, 8).write_bytes(file_of(run, 8).read_bytes()[:-3])
+    folders = [unfinished(run, 6), unfinished(run, 20)]
+    dry = answer(capsys, "prune", run, "--dry-run")
+    assert dry["removed"] == [8, 12] and dry["unfinished"] == [6, 20] and dry["kept"] == [4, 16, 17]
+    assert all(folder.exists() for folder in (*folders, file_of(run, 8).parent, file_of(run, 12).parent))
+    out = said(capsys, "prune", run)
+    assert f"  step 8 cannot be used: {file_of(run, 8)} has " in out and "  step 12 cannot be used: " in out
+    assert "removed what is left of saves that were never finished: step 6, 20" in out and "kept: step 4, 16, 17" in out
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [f"step-{s:08d}" for s in (4, 16, 17)]
+
+
+def test_prune_does_not_keep_a_damaged_one_in_the_place_of_a_whole_one(run, capsys):
+    """Of its size, so that only reading it tells."""
+    flip(file_of(run, 17))
+    printed = answer(capsys, "prune", run, "--keep-last", 1)
+    assert printed["kept"] == [16] and printed["damaged"] == {"17": f"{file_of(run, 17)} does not match its sha256"}
+    flip(file_of(run, 16))
+    assert "holds no whole checkpoint, so none is removed" in refused(capsys, "prune", run, "--keep-last", 1)
+    assert file_of(run, 16).exists()
+
+
+def test_prune_leaves_what_a_run_may_be_writing_and_what_it_cannot_judge(run, capsys):
+    old, newest = unfinished(run, 6), unfinished(run, 20)
+    manifest = file_of(run, 4, "manifest.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 3}))
+    lock = os.open(run, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        printed = answer(capsys, "prune", run, "--keep-last", 1)
+    finally:
+        os.close(lock)
+    assert not old.exists() and newest.exists() and printed["unfinished"] == [6]
+    assert printed["removed"] == [] and list(printed["left"]) == ["4", "8", "12", "20"]
+    assert "use a matching release" in printed["left"]["8"] and "a run may be writing it" in printed["left"]["20"]
+
+
 def test_a_pruned_run_goes_on(run, ground, capsys):
     said(capsys, "prune", run, "--keep-last", 1)
     flags = ground.flags(run.parent, name="run", checkpoint_every=1, keep=0, full_every=3, eval_every=8)
@@ -256,10 +316,28 @@ def test_files_can_be_read_by_all_whom_the_umask_lets(run, tmp_path, capsys):
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure_in_one_line(run, tmp_path, capsys):
+    """Which names the folder that was given."""
     (tmp_path / "file").write_text("")
-    assert main(["checkpoint", "export", str(run), "--to", str(tmp_path / "file" / "out")]) == 1
+    for to in (tmp_path / "file" / "out", "/proc/nope/out", tmp_path / ("x" * 300)):
+        assert main(["checkpoint", "export", str(run), "--to", str(to)]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith(f"diloco checkpoint export: {to} cannot be written (") and err.count("\n") == 1
+        assert err.endswith("choose another place with --to\n")
+
+
+def test_the_folder_one_stands_in_is_no_place_for_an_export(run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert "to is ., where you are: name a new folder" in refused(capsys, "export", run, "--to", ".")
+
+
+@pytest.mark.parametrize("verb", ["eval", "sample", "checkpoint ls", "checkpoint verify"])
+def test_an_export_for_transformers_is_told_from_a_run(run, tmp_path, capsys, verb):
+    said(capsys, "export", run, "--to", tmp_path / "out")
+    assert main([*verb.split(), str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("diloco checkpoint export: ") and err.count("\n") == 1 and str(tmp_path / "file") in err
+    assert f"{tmp_path / 'out'} is a model for transformers, not a run" in err and "--format safetensors" in err
+    assert err.count("\n") == 1
 
 
 def test_a_reader_who_has_seen_enough_is_no_failure(monkeypatch):
@@ -292,6 +370,22 @@ def test_a_url_serves_as_a_place(run, tmp_path, capsys):
         assert (out / "tokenizer.json").is_file()
     assert answer(capsys, "prune", url, "--keep-last", 1)["removed"] == [4, 8, 12]
     memory.rm(f"/h/{tmp_path.name}", recursive=True)
+
+
+def test_a_run_folder_at_a_url_works_like_its_path(ground, tmp_path, capsys):
+    """With a vocabulary of its own, which only the run folder has."""
+    memory, url = pytest.importorskip("fsspec").filesystem("memory"), f"memory://r/{tmp_path.name}/a"
+    assert main(["train", *ground.flags(tmp_path, name="a", data_tokenizer="bpe:300"), "--json"]) == 0
+    memory.put(str(tmp_path / "a"), f"/r/{tmp_path.name}/a", recursive=True)
+    printed = []
+    for place in (str(tmp_path / "a"), f"file://{tmp_path / 'a'}", url, f"{url}/checkpoints"):
+        assert [row["step"] for row in answer(capsys, "ls", place)["checkpoints"]] == [17]
+        out = tmp_path / f"out-{len(printed)}"
+        assert answer(capsys, "export", place, "--to", out)["run"] == "a" and (out / "tokenizer.json").is_file()
+        assert main(["eval", place, "--json"]) == 0
+        printed.append(json.loads(capsys.readouterr().out)["loss"])
+    assert len(set(printed)) == 1
+    memory.rm(f"/r/{tmp_path.name}", recursive=True)
 
 
 def test_a_run_that_saves_elsewhere_is_its_place_all_the_same(ground, tmp_path, capsys):
@@ -358,6 +452,8 @@ REFUSED = {
     "keep best -1": ("prune {run} --keep-best=-1", "keep_best is -1"),
     "not to anywhere": ("export {run}", "to is missing"),
     "over the run": ("export {run} --to {run}", "holds something already"),
+    "to a URL": ("export {run} --to memory://x/y", "to is memory://x/y, a URL: give a folder of this machine"),
+    "to a file URL": ("export {run} --to file://{tmp}/x", "a URL: give a folder of this machine"),
     "unknown weights": ("export {run} --to {tmp}/x --weights mean", "weights is 'mean'"),
     "a replica too many": ("export {run} --to {tmp}/x --weights replica-2", "no part 'replica-2'"),
     "unknown format": ("export {run} --to {tmp}/x --format onnx", "--format is onnx: give one of"),

@@ -5,17 +5,21 @@ pytest tests/train/test_locate.py
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from diloco.errors import BadInput
-from diloco.train.locate import Located, locate_checkpoint
-from diloco.watch.runfolder import write_json
+from diloco.train.locate import Located, locate_checkpoint, split_step
+from diloco.watch.runfolder import read_json, write_json
+
+RECORD = {"config": {"size": "30k"}}
 
 
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "run" / "checkpoints" / "step-00000040").mkdir(parents=True)
-    write_json(tmp_path / "run" / "config.json", {"config": {"size": "30k"}})
+    write_json(tmp_path / "run" / "config.json", RECORD)
     return tmp_path / "run"
 
 
@@ -50,11 +54,35 @@ def test_relative_paths_and_an_at_in_a_name(run, monkeypatch):
     assert locate_checkpoint("run@40") == Located("run/checkpoints", 40, run.relative_to(run.parent))
 
 
-def test_urls(run):
-    assert locate_checkpoint("s3://bucket/run") == Located("s3://bucket/run", None, None)
-    assert locate_checkpoint("s3://bucket/run/@7") == Located("s3://bucket/run", 7, None)
-    assert locate_checkpoint("sftp://me@host/run") == Located("sftp://me@host/run", None, None)
-    assert locate_checkpoint("s3://bucket/run/step-00000012") == Located("s3://bucket/run", 12, None)
+def test_urls_and_their_steps():
+    assert split_step("s3://bucket/run") == ("s3://bucket/run", None)
+    assert split_step("s3://bucket/run/@7") == ("s3://bucket/run", 7)
+    assert split_step("sftp://me@host/run") == ("sftp://me@host/run", None)
+    assert split_step("s3://bucket/run/step-00000012") == ("s3://bucket/run", 12)
+    assert locate_checkpoint("memory://nobody/was/here@3") == Located("memory://nobody/was/here", 3, None)
+
+
+def test_a_run_at_a_url_is_a_run(run, tmp_path):
+    """By file:// it is the folder itself; from elsewhere settings and tokenizer are fetched."""
+    assert locate_checkpoint(f"file://{run}@40") == Located(f"{run}/checkpoints", 40, run)
+    assert locate_checkpoint(f"file://{run}/checkpoints/step-00000040") == Located(f"{run}/checkpoints", 40, run)
+    memory, url = pytest.importorskip("fsspec").filesystem("memory"), f"memory://{uuid.uuid4().hex}/run"
+    memory.pipe_file(f"{url}/config.json", (run / "config.json").read_bytes())
+    memory.pipe_file(f"{url}/tokenizer.json", b"{}")
+    for text in (url, f"{url}/@40", f"{url}/checkpoints", f"{url}/checkpoints/step-00000040"):
+        found = locate_checkpoint(text)
+        assert found.store == f"{url}/checkpoints" and found.step == (40 if "40" in text else None)
+        assert found.copied and found.run.name == "run" and read_json(found.run / "config.json") == RECORD
+        assert (found.run / "tokenizer.json").read_text() == "{}"
+    copy = found.run
+    del found
+    assert not copy.exists()
+
+
+def test_a_model_for_transformers_is_no_run(tmp_path):
+    write_json(tmp_path / "config.json", {"model_type": "persimmon", "architectures": ["PersimmonForCausalLM"]})
+    with pytest.raises(BadInput, match="is a model for transformers, not a run: load it with .*--format safetensors"):
+        locate_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize(

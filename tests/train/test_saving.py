@@ -6,6 +6,8 @@ pytest tests/train/test_saving.py
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import uuid
 from pathlib import Path
 
@@ -24,8 +26,13 @@ from support.training import (
 from diloco.checkpoint import Store, job, load
 from diloco.checkpoint.parts import PartFile
 from diloco.errors import BadInput
+from diloco.train import place_check
+from diloco.train.checkpoint_options import CheckpointOptions
+from diloco.train.config import TrainConfig
 from diloco.train.run import run_path
+from diloco.train.saving import Checkpoints
 from diloco.train.state import GLOBAL
+from diloco.train.world import enter_world
 from diloco.watch import runfolder
 
 STREAMING = {"fragments": "balanced:3", "overlap": "2", "mixing": "0.5", "codec": "int8+ef"}
@@ -40,6 +47,7 @@ def bases(store: Store) -> list[int | None]:
     return [base and base.step for base in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, STREAMING], ids=["plain", "streaming"])
 @pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_resumed_from_the_middle_of_a_chain_is_bit_equal(tmp_path: Path, options: dict, background: bool) -> None:
@@ -83,6 +91,66 @@ def test_checkpoints_go_where_they_are_told_to(tmp_path: Path, scheme: str) -> N
 def test_a_place_that_cannot_be_is_refused_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nonsense://x is no place that fsspec reaches"):
         quiet_train(tiny(tmp_path, checkpoint_to="nonsense://x"))
+
+
+@pytest.mark.parametrize("place", ["/proc/nope", "{tmp}/file/inside"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    config = tiny(tmp_path, checkpoint_to=place.format(tmp=tmp_path))
+    with pytest.raises(BadInput, match=r"cannot be written \(N.*\): choose another place with --checkpoint-to$"):
+        quiet_train(config)
+    assert not run_path(config).exists()
+
+
+def test_looking_at_a_place_leaves_no_trace(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "new" / "place"
+    for options in ({}, {"checkpoint_to": str(elsewhere)}):
+        config = tiny(tmp_path, name="x", **options)
+        with enter_world(config) as world:
+            Checkpoints(config, world).close()
+        assert not run_path(config).exists() and not elsewhere.parent.exists()
+
+
+def refused_over_ranks(config: TrainConfig) -> str:
+    """The one sentence that both of two ranks say."""
+    first, second = (re.sub(r"checkpoints/\d", "checkpoints", said) for said in train_over_ranks(config, 2))
+    assert first == second and first.startswith("BadInput: "), (first, second)
+    assert not (run_path(config) / runfolder.EVENTS).exists()
+    return first
+
+
+@pytest.mark.slow
+def test_memory_is_no_place_for_several_processes(tmp_path: Path) -> None:
+    said = refused_over_ranks(tiny(tmp_path, checkpoint_to=f"memory://{uuid.uuid4().hex}"))
+    assert "which each of the 2 processes has for itself: give a folder or URL that all share" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["", "replica=1,fsdp=2"])
+def test_a_place_that_the_ranks_do_not_share_is_refused_before_the_first_step(tmp_path, monkeypatch, mesh: str) -> None:
+    """As on hosts that have each a folder of this name."""
+    good = CheckpointOptions.build_store
+
+    def build_store(self: CheckpointOptions, folder: Path) -> Store:
+        return good(self, folder / os.environ["RANK"])
+
+    monkeypatch.setattr(CheckpointOptions, "build_store", build_store)
+    monkeypatch.setattr(place_check, "SEEN_S", 0.2)
+    said = refused_over_ranks(tiny(tmp_path, mesh=mesh, replicas=1 if mesh else 2))
+    assert "rank 1 does not see there what rank 0 writes" in said and "--checkpoint-to" in said
+    assert list(tmp_path.rglob("probe*")) == []
+
+
+@pytest.mark.slow
+def test_the_rank_that_cannot_write_is_named(tmp_path: Path, monkeypatch) -> None:
+    good = CheckpointOptions.build_store
+
+    def build_store(self: CheckpointOptions, folder: Path) -> Store:
+        return good(self, folder if os.environ["RANK"] == "0" else Path("/proc/nope"))
+
+    monkeypatch.setattr(CheckpointOptions, "build_store", build_store)
+    said = refused_over_ranks(tiny(tmp_path))
+    assert "rank 1: /proc/nope/probe-" in said and "choose another place with --checkpoint-to" in said
 
 
 def fail_at(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,5 +286,7 @@ def test_a_rank_that_cannot_write_holds_nobody_up(tmp_path: Path, monkeypatch, b
     assert all(isinstance(receipt, dict) and receipt["ok"] for receipt in receipts), receipts
     assert store_of(config).steps() == [4, 12, 16, 17] and bases(store_of(config)) == [None, None, 12, 16]
     assert "replica-1.0 of step 8 cannot be written" in events(config, "note")[-1]["text"]
+    assert not Path(store_of(config).name(8)).exists()
     failing = dataclasses.replace(config, name="last", stop_at=8)
     assert all("OSError: replica-1.0 of step 8 cannot" in receipt for receipt in train_over_ranks(failing, 2))
+    assert not Path(store_of(failing).name(8)).exists()

@@ -8,6 +8,7 @@ from diloco.checkpoint.manifest import Manifest, PartInfo, part_name, step_of
 from diloco.checkpoint.ownership import own_part
 from diloco.checkpoint.pack import first_nonfinite, pack, unpack
 from diloco.checkpoint.parts import Key
+from diloco.checkpoint.pruning import Plan, carry_out, plan
 from diloco.checkpoint.retention import Policy
 from diloco.checkpoint.saved import Saved, StoredTensor
 from diloco.checkpoint.shards import Chunk
@@ -24,11 +25,13 @@ __all__ = [
     "Chunk",
     "Manifest",
     "PartInfo",
+    "Plan",
     "Policy",
     "Saved",
     "Store",
     "StoredTensor",
     "Writer",
+    "carry_out",
     "drop_after",
     "first_nonfinite",
     "is_sharded",
@@ -39,6 +42,7 @@ __all__ = [
     "own_part",
     "pack",
     "part_name",
+    "plan",
     "read_tree",
     "save",
     "step_of",

@@ -52,7 +52,3 @@ def bytes_of(tensor: Tensor) -> Tensor:
 def digest(tensor: Tensor) -> str:
     """sha256 of a contiguous CPU tensor's bytes."""
     return hashlib.sha256(memoryview(bytes_of(tensor).numpy())).hexdigest()
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from diloco.checkpoint import delta_words as w
 from diloco.checkpoint.delta_planes import SLICE, Damaged, planes_bytes, read_planes, write_planes
+from diloco.checkpoint.dtypes import dtype_name, dtype_of
 
 DIFFERENCE, SELF, SAME, STORED = "difference", "self", "same", "stored"
 
@@ -53,7 +54,7 @@ def encode(new: Tensor, base: Tensor | None = None) -> tuple[Tensor, dict[str, A
         payload = words.view(np.uint8).copy()
     recipe = {
         "kind": kind,
-        "dtype": str(new.dtype).removeprefix("torch."),
+        "dtype": dtype_name(new.dtype),
         "shape": list(new.shape),
         "slice": SLICE,
         "bytes_before": words.nbytes,
@@ -68,7 +69,7 @@ def decode(payload: Tensor, recipe: dict[str, Any], base: Tensor | None = None) 
     Raises:
         ValueError: the base that the recipe needs is missing or has another dtype or shape, or the payload is damaged.
     """
-    kind, dtype, shape = recipe["kind"], getattr(torch, recipe["dtype"]), recipe["shape"]
+    kind, dtype, shape = recipe["kind"], dtype_of(recipe["dtype"]), recipe["shape"]
     coded = payload.contiguous().numpy()
     if kind in (SAME, DIFFERENCE):
         need_base(recipe, base)
@@ -140,7 +141,7 @@ def need_base(recipe: dict[str, Any], base: Tensor | None) -> None:
     """Raises ValueError where the base that the recipe is read with is missing or is another tensor's."""
     if base is None:
         raise ValueError(f"a tensor coded as {recipe['kind']!r} cannot be read without the one it was coded against")
-    check_base(getattr(torch, recipe["dtype"]), recipe["shape"], base)
+    check_base(dtype_of(recipe["dtype"]), recipe["shape"], base)
 
 
 def _check_stored(coded: NDArray, recipe: dict[str, Any]) -> None:

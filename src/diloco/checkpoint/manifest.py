@@ -75,6 +75,10 @@ class Manifest:
         return sum(part.raw_bytes for part in self.parts.values())
 
 
+class Foreign(BadInput):
+    """A manifest that this program cannot judge: another program's, or another release's."""
+
+
 # -- names
 
 
@@ -105,6 +109,11 @@ def tree_file(part: str) -> str:
 def record_file(part: str) -> str:
     """File name of what a rank says of a part it has written."""
     return f"{part}{_RECORD}"
+
+
+def files_of(part: str) -> tuple[str, ...]:
+    """All that a rank writes of a part."""
+    return tensor_file(part), tree_file(part), record_file(part)
 
 
 def folder_name(step: int) -> str:
@@ -151,14 +160,17 @@ def read_manifest(storage: Storage, step: int) -> Manifest:
     except ValueError as error:
         raise BadInput(f"{name} is not JSON ({error}): the checkpoint is torn, so use another") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise BadInput(f"{name} is not a {FORMAT} manifest: name a checkpoint that this program wrote")
+        raise Foreign(f"{name} is not a {FORMAT} manifest: name a checkpoint that this program wrote")
     if body.get("version") != VERSION:
-        raise BadInput(
+        raise Foreign(
             f"{name} has format version {body.get('version')}, but this program reads {VERSION}: use a matching release"
         )
     if body.get("sha256") != _digest(body):
         raise BadInput(f"{name} does not match its own sha256: it was changed after it was written, so use another")
-    return _parse(body)
+    try:
+        return _parse(body)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise BadInput(f"{name} is no manifest of this version ({error}): use another checkpoint") from error
 
 
 def read_record(storage: Storage, step: int, part: str, session: str) -> PartInfo | None:

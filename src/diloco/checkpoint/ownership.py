@@ -11,9 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
+from diloco.checkpoint.coders import digest
 from diloco.checkpoint.pack import ABSENT
 from diloco.checkpoint.shards import is_owner
+from diloco.errors import BadInput
 from diloco.shards import is_sharded
+
+_GROUPS = "param_groups"
+"""Marks the state of a torch optimizer, which is by number: two ranks may have different parameters under one."""
 
 
 def own_part(tree: Any, place: int, gather: Callable[[list], list]) -> Any:
@@ -22,21 +27,37 @@ def own_part(tree: Any, place: int, gather: Callable[[list], list]) -> Any:
     Args:
         place: this rank's in its island; all of the island's ranks make the call together.
         gather: a JSON value -> the list of all ranks' values, in the order of their places.
+
+    Raises BadInput, on all ranks, where an optimizer's state is by number and the ranks have different ones: those of
+    `DiLoCo` with a torch.optim class as outer optimizer over shards.
     """
-    held = gather(list(_paths(tree, ())))
-    taken = {path for paths in held[:place] for path in paths}
+    held = gather(list(_paths(tree, (), False)))
+    first: dict[str, str | None] = {}
+    for path, content in (entry for entries in held for entry in entries):
+        if first.setdefault(path, content) != content:
+            raise BadInput(
+                f"{path} is by number, not by parameter name, and differs between the ranks of a replica, so that one "
+                "checkpoint cannot hold it: use another outer optimizer than torch.optim's, or save each rank's own"
+            )
+    taken = {path for entries in held[:place] for path, _ in entries}
     return _prune(tree, (), taken)
 
 
-def _paths(node: Any, path: tuple):
+def _paths(node: Any, path: tuple, numbered: bool):
+    """(path of what is not sharded, digest of what another rank may hold under the same number)."""
     if isinstance(node, dict):
+        numbered = numbered or _GROUPS in node
         for key, value in node.items():
-            yield from _paths(value, (*path, key))
+            yield from _paths(value, (*path, key), numbered)
     elif isinstance(node, list | tuple):
         for index, value in enumerate(node):
-            yield from _paths(value, (*path, index))
+            yield from _paths(value, (*path, index), numbered)
     elif not (isinstance(node, Tensor) and is_sharded(node)):
-        yield _text(path)
+        yield [_text(path), _content(node) if numbered and isinstance(node, Tensor) else None]
+
+
+def _content(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {digest(tensor.detach().cpu().contiguous())}"
 
 
 def _prune(node: Any, path: tuple, taken: set[str]) -> Any:

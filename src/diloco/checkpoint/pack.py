@@ -21,16 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diloco.checkpoint.dtypes import DTYPES, dtype_name
 from diloco.checkpoint.shards import chunk_of
 from diloco.shards import is_sharded, local
-
-# By name, because the oldest torch we support lacks some of them.
-_DTYPE_NAMES = (
-    "float64 float32 float16 bfloat16 complex64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool "
-    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-)
-DTYPES = frozenset(getattr(torch, name) for name in _DTYPE_NAMES.split() if hasattr(torch, name))
-"""Every dtype that both torch and safetensors can hold."""
 
 
 class Absent:
@@ -149,7 +142,7 @@ class _Packer:
         except TypeError as error:
             raise TypeError(f"cannot save {_join(path)}: {error}") from error
         name = self._name(local(tensor), path) if chunk.numel else None
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = dtype_name(tensor.dtype)
         return {"$shard": {"tensor": name, "dtype": dtype, "shape": list(tensor.shape), "offset": list(chunk.offset)}}
 
     def _encode_dict(self, node: dict, path: tuple) -> Any:

@@ -8,6 +8,8 @@ and how to come to it: nothing more for a tensor that is stored as it is; `coder
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from diloco.checkpoint.coders import CODERS, PLAIN, SMALL_BYTES, digest, dtype_name, needs_base
+from diloco.checkpoint.coders import CODERS, PLAIN, SMALL_BYTES, digest, needs_base
+from diloco.checkpoint.dtypes import dtype_name, dtype_of
 from diloco.checkpoint.files import sha256_of
 from diloco.checkpoint.manifest import PartInfo, folder_name, tensor_file, tree_file
 from diloco.checkpoint.storage import Storage
@@ -24,6 +27,11 @@ from diloco.errors import BadInput
 
 Key = tuple[str, str]
 """(part, name) of a tensor."""
+
+RUBBISH = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
+"""What may come of a file that says anything at all."""
+
+_OS_ERROR = re.compile(r"os error (\d+)")
 
 
 class Encoder:
@@ -98,14 +106,24 @@ def write_part(
 
 
 def _raw_bytes(entry: dict) -> int:
-    return torch.Size(entry["shape"]).numel() * getattr(torch, entry["dtype"]).itemsize
+    return torch.Size(entry["shape"]).numel() * dtype_of(entry["dtype"]).itemsize
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # the library lets nobody but their owner read them, whatever the umask
     try:
         safetensors.torch.save_file(tensors, path)
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        raise _os_error(error) from error
+    path.chmod(mode)
+
+
+def _os_error(error: SafetensorError) -> OSError:
+    """The operating system's own error, of which the library hands on only the text."""
+    if number := _OS_ERROR.search(str(error)):
+        return OSError(int(number[1]), os.strerror(int(number[1])))
+    return OSError(str(error))
 
 
 class PartFile:
@@ -117,12 +135,16 @@ class PartFile:
         try:
             content = json.loads(tree.read_text(encoding="utf-8"))
             self.tree, self.entries = content["tree"], content["tensors"]
+            for entry in self.entries.values():
+                _check_entry(entry)
             self._file = safe_open(tensors, framework="pt")
             stored = {name for name, entry in self.entries.items() if "same" not in entry}
             if left_over := sorted(stored ^ set(self._file.keys())):
                 raise ValueError(f"'{left_over[0]}' is in only one of them")
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{name}.safetensors is not what {name}.json names ({error}): use another") from error
+        except (SafetensorError, *RUBBISH) as error:
+            raise BadInput(
+                f"{name}.safetensors is not what {name}.json names ({first_line(error)}): use another"
+            ) from error
 
     def entry(self, tensor: str) -> dict:
         if tensor not in self.entries:
@@ -132,3 +154,24 @@ class PartFile:
     def stored(self, tensor: str) -> Tensor:
         # A copy, since how a mapped file is aligned would change the last bits of some sums.
         return self._file.get_tensor(tensor).clone()
+
+
+def first_line(error: BaseException) -> str:
+    """torch's messages go on for many."""
+    return str(error).partition("\n")[0]
+
+
+def is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
+
+
+def _check_entry(entry: Any) -> None:
+    """Raises ValueError for what cannot be a tensor, or not the one that its recipe makes."""
+    dtype, shape = dtype_of(entry["dtype"]), entry["shape"]
+    if not is_shape(shape) or not isinstance(entry["sha256"], str):
+        raise ValueError(f"a tensor has shape {shape!r}")
+    if "coder" not in entry:
+        return
+    recipe, raw_bytes = entry["recipe"], torch.Size(shape).numel() * dtype.itemsize
+    if dtype_of(recipe["dtype"]) != dtype or recipe["shape"] != shape or recipe["bytes_before"] != raw_bytes:
+        raise ValueError("a recipe makes another tensor than the one it stands for")

@@ -38,14 +38,25 @@ class Entry:
     """Held-out loss of its global weights in nats per token, where it was measured."""
 
 
-def wanted(entries: Sequence[Entry], policy: Policy) -> set[int]:
-    """Steps that the policy wants for their own sake."""
+def wanted(entries: Sequence[Entry], policy: Policy) -> dict[int, str]:
+    """Steps that the policy wants for their own sake, with the reason."""
     if policy.last == 0:
-        return {e.step for e in entries}
+        return {e.step: "all are kept" for e in entries}
     newest = sorted(entries, key=lambda e: e.step)[-policy.last :]
     measured = sorted((e for e in entries if e.loss is not None), key=lambda e: (e.loss, e.step))
-    regular = (e for e in entries if policy.every and e.number % policy.every == 0)
-    return {e.step for e in (*newest, *measured[: policy.best], *regular)}
+    regular = [e for e in entries if policy.every and e.number % policy.every == 0]
+    found = {e.step: f"number {e.number} of the run, a multiple of {policy.every}" for e in regular}
+    found |= {e.step: f"one of the {policy.best} lowest losses" for e in measured[: policy.best]}
+    return found | {e.step: f"one of the newest {policy.last}" for e in newest}
+
+
+def reasons(entries: Sequence[Entry], policy: Policy) -> dict[int, str]:
+    """All steps that stay, oldest first, with the reason."""
+    found = wanted(entries, policy)
+    for step in sorted(found):
+        for link in with_links([step], entries):
+            found.setdefault(link, f"step {step} rests on it")
+    return dict(sorted(found.items()))
 
 
 def with_links(steps: Iterable[int], entries: Sequence[Entry]) -> set[int]:

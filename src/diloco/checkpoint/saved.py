@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from diloco.checkpoint.coders import CODERS, digest
+from diloco.checkpoint.dtypes import dtype_of
 from diloco.checkpoint.files import sha256_of
 from diloco.checkpoint.manifest import Manifest, folder_name, tensor_file, tree_file
 from diloco.checkpoint.pack import ABSENT, decode
-from diloco.checkpoint.parts import PartFile
+from diloco.checkpoint.parts import RUBBISH, PartFile, first_line, is_shape
 from diloco.checkpoint.shards import Chunk, whole
 from diloco.checkpoint.storage import Storage
 from diloco.errors import BadInput
@@ -41,15 +42,16 @@ class StoredTensor:
         """A box of it; only chunks that overlap it are read. Raises BadInput where no part holds some of it."""
         if wanted in self.chunks:
             return self.chunks[wanted]()
-        result, filled = torch.empty(wanted.shape, dtype=self.dtype), 0
-        for chunk, read in self.chunks.items():
-            if both := wanted.overlap(chunk):
-                result[both.inside(wanted)] = read()[both.inside(chunk)]
-                filled += both.numel
+        overlaps = {chunk: both for chunk in self.chunks if (both := wanted.overlap(chunk))}
+        # Before any memory is taken, since a shape may be whatever a damaged file says.
+        filled = sum(both.numel for both in overlaps.values())
         if filled != wanted.numel:
             raise BadInput(
                 f"{self.name} has {filled} of {wanted.numel} elements in the checkpoint's parts: use another one"
             )
+        result = torch.empty(wanted.shape, dtype=self.dtype)
+        for chunk, both in overlaps.items():
+            result[both.inside(wanted)] = self.chunks[chunk]()[both.inside(chunk)]
         return result
 
 
@@ -105,21 +107,21 @@ class Saved:
         def leaf(tag: str, value: Any) -> StoredTensor:
             name = value if tag == "$tensor" else value["tensor"]
             if tag == "$shard" and name is None:  # an empty chunk
-                return StoredTensor(getattr(torch, value["dtype"]), value["shape"], part)
+                return StoredTensor(dtype_of(value["dtype"]), value["shape"], part)
             if name not in known:
                 entry = file.entry(name)
                 shape = tuple(entry["shape"])
-                full, offset = (shape, whole(shape).offset) if tag == "$tensor" else (value["shape"], value["offset"])
-                known[name] = StoredTensor(getattr(torch, entry["dtype"]), full, f"{self.name}/{part}: '{name}'")
+                full, offset = (shape, whole(shape).offset) if tag == "$tensor" else _place_in(value, shape)
+                known[name] = StoredTensor(dtype_of(entry["dtype"]), full, f"{self.name}/{part}: '{name}'")
                 known[name].chunks[Chunk(tuple(offset), shape)] = lambda: self._read(part, name)
             return known[name]
 
         try:
             return decode(file.tree, leaf)
-        except (ValueError, KeyError, TypeError) as error:
+        except RUBBISH as error:
             if isinstance(error, BadInput):
                 raise
-            raise BadInput(f"{file.name}.json is no tree of this version ({error}): use another checkpoint") from error
+            raise BadInput(f"{file.name}.json is no tree of this version ({first_line(error)}): use another") from error
 
     def _merge(self, one: Any, other: Any, path: str) -> Any:
         if one is ABSENT or other is ABSENT:
@@ -139,12 +141,15 @@ class Saved:
 
     def _read(self, part: str, name: str) -> Tensor:
         """Decodes from the link that stands on its own to this one."""
-        wanted, links, level = self._part(0, part).entry(name), [], 0
+        wanted, links, level, twins = self._part(0, part).entry(name), [], 0, set()
         try:
             while True:
                 file = self._part(level, part)
                 entry = file.entry(name)
                 if "same" in entry:
+                    if (level, part, name) in twins:
+                        raise ValueError("it refers to itself")
+                    twins.add((level, part, name))
                     part, name = entry["same"]
                     continue
                 links.append((file, name, entry))
@@ -154,10 +159,11 @@ class Saved:
             tensor: Tensor | None = None
             for file, stored_name, entry in reversed(links):
                 tensor = _decoded(entry, file.stored(stored_name), tensor)
-        except (ValueError, KeyError, IndexError) as error:
+        except RUBBISH as error:
             if isinstance(error, BadInput):
                 raise
-            raise BadInput(f"{self.name}/{part}: '{name}' cannot be decoded ({error}): use another") from error
+            why = first_line(error)
+            raise BadInput(f"{self.name}/{part}: '{name}' cannot be decoded ({why}): use another") from error
         if digest(tensor) != wanted["sha256"]:
             raise BadInput(f"{self.name}/{part}: '{name}' does not come out as it was saved: use another checkpoint")
         return tensor
@@ -176,6 +182,16 @@ class Saved:
         files = [f"{folder}/{file}" for file in (tensor_file(part), tree_file(part))]
         local = [self.storage.local(file, self._scratch) for file in files]
         return PartFile(*local, name=self.storage.name_of(f"{folder}/{part}"))
+
+
+def _place_in(value: dict, shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """(whole shape, offset) of a chunk of `shape`. Raises ValueError where it is no part of that."""
+    full, offset = value["shape"], value["offset"]
+    if not is_shape(full) or not is_shape(offset) or not len(full) == len(offset) == len(shape):
+        raise ValueError(f"a chunk lies at {offset!r} in {full!r}")
+    if any(low + size > whole for low, size, whole in zip(offset, shape, full, strict=True)):
+        raise ValueError(f"a chunk of {list(shape)} does not fit at {offset} in {full}")
+    return full, offset
 
 
 def _decoded(entry: dict, stored: Tensor, base: Tensor | None) -> Tensor:

@@ -42,10 +42,6 @@ def save(root: str | Path, step: int, trees: dict[str, Any], meta: dict, keep: i
     writer = Writer(store, kind=PLAIN, background=False, keep=Policy(last=keep))
     try:
         writer.save(step, parts, list(parts), meta)
-    except OSError:
-        if not store.exists(step):
-            store.drop_unfinished(before=step + 1)
-        raise
     finally:
         writer.close()
     return _place(root, store.name(step))

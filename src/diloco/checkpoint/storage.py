@@ -7,6 +7,7 @@ needs no rename, so an object store serves: a file is there whole or not at all 
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Protocol
 from diloco.checkpoint.files import fsync, replace_durably
 from diloco.errors import BadInput
 
-_FILE_URL = "file://"
+FILE_URL = "file://"
 
 
 class Storage(Protocol):
@@ -48,6 +49,15 @@ class Storage(Protocol):
         """How a message calls `path`."""
         ...
 
+    @property
+    def own(self) -> bool:
+        """Whether it is this process's memory, which no other sees."""
+        ...
+
+    def missing_folders(self) -> list[Path]:
+        """Those of this machine that writing would make, innermost first."""
+        ...
+
 
 def open_storage(location: str | Path) -> Storage:
     """A folder, or an fsspec URL such as `s3://bucket/run`, `memory://run` or `file:///data/run`.
@@ -55,8 +65,8 @@ def open_storage(location: str | Path) -> Storage:
     Raises BadInput for a URL that fsspec does not know or whose library is not installed.
     """
     text = str(location)
-    if text.startswith(_FILE_URL):
-        return Folder(Path(text.removeprefix(_FILE_URL)))
+    if text.startswith(FILE_URL):
+        return Folder(Path(text.removeprefix(FILE_URL)))
     return Url(text) if "://" in text else Folder(Path(location))
 
 
@@ -100,6 +110,14 @@ class Folder:
     def name_of(self, path: str) -> str:
         return str(self.root / path)
 
+    @property
+    def own(self) -> bool:
+        return False
+
+    def missing_folders(self) -> list[Path]:
+        root = self.root.absolute()
+        return [folder for folder in (root, *root.parents) if not folder.exists()]
+
 
 class Url:
     """Any file system that fsspec knows."""
@@ -138,14 +156,17 @@ class Url:
         return copy
 
     def write(self, path: str, fill: Callable[[Path], None]) -> None:
-        try:
-            with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
-                file = Path(folder) / "file"
+        with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
+            file = Path(folder) / "file"
+            try:
                 fill(file)
+            except OSError as error:
+                raise _unwritable(self.name_of(path), error) from error
+            try:
                 self.files.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
                 self.files.put_file(str(file), self._at(path))
-        except OSError as error:
-            raise _unwritable(self.name_of(path), error) from error
+            except Exception as error:  # each file system raises its own library's
+                raise _unwritable(self.name_of(path), error) from error
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -154,10 +175,19 @@ class Url:
     def name_of(self, path: str) -> str:
         return f"{self.url}/{path}" if path else self.url
 
+    @property
+    def own(self) -> bool:
+        return "memory" in self.files.protocol
+
+    def missing_folders(self) -> list[Path]:
+        return []
+
     def _at(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
 
 
-def _unwritable(path: Path | str, error: OSError) -> OSError:
-    reason = error.strerror or str(error)
-    return OSError(f"{path} cannot be written ({reason}): free some space there, or choose another place")
+def _unwritable(path: Path | str, error: Exception) -> OSError:
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    way_out = "free some space there, or choose another place" if full else "choose another place"
+    return OSError(f"{path} cannot be written ({reason}): {way_out}")

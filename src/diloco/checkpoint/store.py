@@ -11,9 +11,10 @@ differences to an earlier one, which it names together with its manifest's sha25
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
-from diloco.checkpoint.manifest import MANIFEST, Manifest, folder_name, read_manifest, steps_in
+from diloco.checkpoint.manifest import MANIFEST, Manifest, files_of, folder_name, read_manifest, steps_in
 from diloco.checkpoint.retention import Entry, Policy, to_drop
 from diloco.checkpoint.saved import Saved, file_problem
 from diloco.checkpoint.storage import open_storage
@@ -58,7 +59,7 @@ class Store:
             try:
                 link = self.manifest(base.step)
             except BadInput as error:
-                raise BadInput(f"{error} ({self.name(step)} holds differences that rest on it)") from error
+                raise type(error)(f"{error} ({self.name(step)} holds differences that rest on it)") from error
             if link.sha256 != base.sha256 or base.step >= links[-1].step:
                 raise BadInput(
                     f"{self.name(base.step)} is not the checkpoint that {self.name(links[-1].step)} holds the "
@@ -78,7 +79,7 @@ class Store:
 
     def verify(self, step: int) -> list[str]:
         """Everything that is wrong with a checkpoint and those it rests on, a sentence each; reads every byte."""
-        return self._problems(step, content=True, known={})
+        return self.problems(step, content=True, known={})
 
     def latest_whole(self, content: bool = True) -> tuple[int | None, list[str]]:
         """The newest step that is whole with all it rests on (or None), and why each newer one was skipped.
@@ -88,13 +89,14 @@ class Store:
         skipped: list[str] = []
         known: dict[int, list[str]] = {}
         for step in reversed(self.steps()):
-            problems = self._problems(step, content, known)
+            problems = self.problems(step, content, known)
             if not problems:
                 return step, skipped
             skipped.append(problems[0])
         return None, skipped
 
-    def _problems(self, step: int, content: bool, known: dict[int, list[str]]) -> list[str]:
+    def problems(self, step: int, content: bool, known: dict[int, list[str]]) -> list[str]:
+        """As `verify`; without `content` only sizes are compared. `known` keeps what was found of each link."""
         try:
             chain = self.chain(step)
         except BadInput as error:
@@ -163,11 +165,27 @@ class Store:
         self.drop_unfinished()
         return dropped
 
+    def discard(self, step: int, parts: Iterable[str] | None = None) -> None:
+        """Removes what was written of a save that has come to nothing: these parts, or all of it. A checkpoint stays.
+
+        Call it without `parts` only where no other rank may still be writing.
+        """
+        if self.exists(step):
+            return
+        folder = folder_name(step)
+        paths = [folder] if parts is None else [f"{folder}/{file}" for part in parts for file in files_of(part)]
+        for path in paths:
+            self.storage.remove(path)
+
     def drop_unfinished(self, before: int | None = None) -> None:
         """Removes folders that never became a checkpoint: all, or those of steps before `before`."""
-        for step in self._folders():
-            if (before is None or step < before) and not self.exists(step):
+        for step in self.unfinished():
+            if before is None or step < before:
                 self.storage.remove(folder_name(step))
+
+    def unfinished(self) -> list[int]:
+        """Steps of the folders that never became a checkpoint, oldest first."""
+        return [step for step in self._folders() if not self.exists(step)]
 
     def _folders(self) -> list[int]:
         return steps_in(self.storage.names(""))

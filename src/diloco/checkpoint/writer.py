@@ -73,6 +73,8 @@ class Writer:
         self._staged_step: int | None = None
         self._parts: Future | None = None
         self._end: Future | None = None
+        self._job: Job | None = None
+        self._failed: Job | None = None
         self._given_up = threading.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=stay_behind)
         weakref.finalize(self, self._thread.shutdown, wait=False)
@@ -169,6 +171,9 @@ class Writer:
 
     def _start(self, job: Job, seal: Seal | None) -> None:
         self._given_up.clear()
+        if self._failed is not None:
+            self._thread.submit(self._failed.discard)
+        self._job, self._failed = job, None
         self._parts = self._thread.submit(job.write_parts)
         if seal is None:
             self._end = self._thread.submit(job.write_records, self._parts)
@@ -181,6 +186,7 @@ class Writer:
         except BaseException:
             self._given_up.set()
             self._parts = self._end = self._staged_step = self.committed = None
+            self._failed = self._job
             raise
 
 

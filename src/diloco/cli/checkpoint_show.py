@@ -86,8 +86,10 @@ def _sizes(entry: dict) -> tuple[str, int, int, int]:
     """(how it is written, elements, bytes in memory, bytes stored) of one tensor."""
     import torch
 
+    from diloco.checkpoint.dtypes import dtype_of
+
     elements = torch.Size(entry["shape"]).numel()
-    raw_bytes = elements * getattr(torch, entry["dtype"]).itemsize
+    raw_bytes = elements * dtype_of(entry["dtype"]).itemsize
     if "same" in entry:
         return "equal to another", elements, raw_bytes, 0
     if "coder" not in entry:

@@ -48,11 +48,25 @@ def export_model(
         BadInput: the folder holds something, the weights do not fit `dtype`, or the model has no such form.
         OSError: the folder cannot be written.
     """
+    if "://" in str(folder):
+        raise BadInput(f"to is {folder}, a URL: give a folder of this machine, and copy it there")
     folder = Path(folder)
+    try:
+        return _export(model, folder, tokenizer, facts, format, dtype)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise OSError(f"{folder} cannot be written ({reason}): choose another place with --to") from error
+
+
+def _export(
+    model: nn.Module, folder: Path, tokenizer: Tokenizer | None, facts: dict[str, Any], format: str, dtype: str
+) -> list[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"to is {folder}, which holds something already: name a new folder")
     if format == "safetensors" and isinstance(model, HFModel):
         raise BadInput("format is safetensors but the model is a Hugging Face one: leave --format out")
+    if folder.resolve() == Path.cwd():
+        raise BadInput(f"to is {folder}, where you are: name a new folder")
     _refuse_overflow(model, dtype)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -87,11 +101,8 @@ def _refuse_overflow(model: nn.Module, dtype: str) -> None:
 def _write(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], dtype: str) -> None:
     weights = {name: weight.to("cpu", DTYPES[dtype]).contiguous() for name, weight in weights.items()}
     _write_json(folder / CONFIG, config)
-    try:
-        # `transformers` reads no file that does not say this.
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(f"cannot write {folder / WEIGHTS}: {error}") from error
+    # `transformers` reads no file that does not say this.
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def _write_hf(folder: Path, model: HFModel, dtype: str) -> None:

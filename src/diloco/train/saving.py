@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 from diloco import checkpoint
 from diloco.errors import BadInput
 from diloco.train.config import TrainConfig, config_hash, to_dict
+from diloco.train.place_check import check_place
 from diloco.train.replica import Replica
 from diloco.train.run import run_path
 from diloco.train.state import GLOBAL, global_tree, replica_tree, unit_of, weights_of
@@ -27,16 +29,22 @@ class Save(NamedTuple):
 
 
 class Checkpoints:
-    """Raises BadInput where the place cannot be opened."""
+    """Raises BadInput where the place cannot be opened or written, or where the ranks do not share it."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
         self.store = world.together(lambda: config.build_store(run_path(config) / runfolder.CHECKPOINTS))
+        session = self.share(checkpoint.new_session())
+        if config.checkpoint_to or world.distributed:  # else it is in the run folder, which says itself what is wrong
+            check_place(self.store, world, session)
         self._failed: str | None = None
+        self._saving: int | None = None
+        self._remains: list[int] = []
+        """Steps whose saves failed and may have left something."""
         self._island = world.exchange.island
         self._writer = checkpoint.Writer(
             self.store,
-            self.share(checkpoint.new_session()),
+            session,
             full_every=config.full_every,
             kind=config.checkpoint_kind,
             keep=config.build_policy(),
@@ -63,6 +71,7 @@ class Checkpoints:
         base = self.share(self._writer.next_base())
         trees, elsewhere = self._parts(replicas)
         meta = self._meta(step, replicas[0], seconds, loss) if self.world.main else None
+        self._saving = step
         self.world.together(
             lambda: self._writer.save(step, trees, self._everyone(), meta, base=base, elsewhere=elsewhere)
         )
@@ -123,7 +132,21 @@ class Checkpoints:
         if any(failures):
             self._writer.give_up()
         failures += self._gather(_failure(self._writer.settle))
-        return next(filter(None, failures), None)
+        failed = next(filter(None, failures), None)
+        if failed and self._saving is not None:
+            self._remains.append(self._saving)
+        self._saving = None
+        if self.world.main:
+            self._discard_remains()
+        return failed
+
+    def _discard_remains(self) -> None:
+        """No rank is writing now, and the others wait for this one before they do. What a failing disk does not let go
+        is tried again before the next save."""
+        with contextlib.suppress(OSError):
+            while self._remains:
+                self.store.discard(self._remains[0])
+                del self._remains[0]
 
     def _gather(self, value: Any) -> list:
         """This process's value and all others'."""
