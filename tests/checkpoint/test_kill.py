@@ -19,8 +19,8 @@ from diloco.checkpoint import Store, read_tree
 
 KEEP, FULL_EVERY = 2, 3
 
-# One import of torch serves all kills: a parent that only forks children which save without end, as a run that is
-# resumed does.
+# One import of torch serves all kills: a parent that only forks children, each when it is told to, which save without
+# end, as a run that is resumed does.
 WRITER = """
 import os, sys, torch
 from diloco.checkpoint import Policy, Store, Writer
@@ -28,6 +28,7 @@ sys.path.insert(0, sys.argv[4])
 from test_kill import FULL_EVERY, KEEP, content
 torch.set_num_threads(1)
 for _ in range(int(sys.argv[2])):
+    sys.stdin.readline()
     child = os.fork()
     if child == 0:
         store = Store(sys.argv[1])
@@ -45,6 +46,7 @@ for _ in range(int(sys.argv[2])):
                 tensor.zero_()
     print("child", child, flush=True)
     os.waitpid(child, 0)
+    print("dead", flush=True)
 """
 
 
@@ -60,26 +62,28 @@ def killed(root: Path, kills: int, kind: str) -> tuple[list[int], int]:
     were in the middle of a save."""
     rng, newest, torn = random.Random(0), [0], 0
     command = [sys.executable, "-c", WRITER, str(root), str(kills), kind, str(Path(__file__).parent)]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with writer:
         for _ in range(kills):
-            child, seen = _next_child(writer), newest[-1]
+            print(file=writer.stdin, flush=True)
+            child, seen = int(_read_until(writer, "child").split()[1]), newest[-1]
             for _ in range(rng.randint(1, 3)):
                 seen = int(writer.stdout.readline().removeprefix("saved "))
             # a spin of random length lands the kill in any phase of the next save
             for _ in range(rng.randint(0, 400_000)):
                 pass
             os.kill(child, signal.SIGKILL)
+            _read_until(writer, "dead")  # what it was in the middle of in the kernel may still have come about
             newest.append(_check(root, at_least=seen))
             torn += len(Store(root).steps()) < len(list(root.iterdir()))
     assert writer.returncode == 0
     return newest, torn
 
 
-def _next_child(writer: subprocess.Popen) -> int:
+def _read_until(writer: subprocess.Popen, word: str) -> str:
     for line in writer.stdout:
-        if line.startswith("child"):
-            return int(line.split()[1])
+        if line.startswith(word):
+            return line
     raise AssertionError("the writer ended early")
 
 
