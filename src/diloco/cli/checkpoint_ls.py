@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> int:
     from diloco.watch.units import size
 
     wide_console().print(_table(rows))
-    print(f"{len(rows)} checkpoints, {size(total)} in {store}")
+    print(f"{len(rows)} checkpoint{'s' * (len(rows) != 1)}, {size(total)} in {store}")
     for row in rows:
         if row["problem"]:
             print(f"step {row['step']} cannot be used: {row['problem']}")
