@@ -19,6 +19,8 @@ from diloco.train.inner import InnerConfig, lr_at
 from diloco.train.loss import lm_loss
 from diloco.train.replica import Replica
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_lr_in_the_param_groups_is_the_schedule_fresh_and_resumed_reports_26_33(

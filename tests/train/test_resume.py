@@ -33,6 +33,8 @@ from diloco.train.run import run_path
 from diloco.watch import runfolder
 from diloco.watch.runfolder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 STOPS = (3, 8, 10)  # in the first window, right at a sync, in mid-window; the run ends with a window of one step
 
 KINDS = [

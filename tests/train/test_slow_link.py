@@ -32,6 +32,8 @@ from diloco.watch.runfolder import RunFolder
 from diloco.wire import local, meter
 from diloco.wire.link import LINE_BYTES_PER_SENT_BYTE
 
+pytestmark = pytest.mark.slow
+
 PARAMS = count(get_size("30k"), 256).params
 HEADER_BYTES, TRAILER_BYTES = 40, 32
 

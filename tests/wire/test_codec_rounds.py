@@ -15,6 +15,8 @@ from support.replicas import Fleet
 import diloco
 from diloco.outer.round import Round
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("bf16", "fp16", "int8", "int4", "e3m0", "topk:0.05", "randk:0.05")
 SPECS = ("fp32", *(name + feedback for name in NAMES for feedback in ("-ef", "+ef")))
 
