@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.cli import answer, refusal, text
 
 from diloco.cli import main
 from diloco.cli.fit_text import coefficients_table
@@ -20,27 +21,6 @@ from diloco.cli.law_input import gather_pairs
 from diloco.errors import BadInput
 from diloco.laws import load_law
 from diloco.laws.published import paper_rows
-
-
-def answer(capsys: pytest.CaptureFixture, *words: object) -> dict:
-    """What `diloco WORDS --json` prints: exactly one strict JSON object."""
-    capsys.readouterr()
-    assert main([*map(str, words), "--json"]) == 0
-    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-
-
-def text(capsys: pytest.CaptureFixture, *words: object) -> str:
-    capsys.readouterr()
-    assert main([*map(str, words)]) == 0
-    return capsys.readouterr().out
-
-
-def refusal(capsys: pytest.CaptureFixture, *words: object) -> str:
-    capsys.readouterr()
-    assert main([*map(str, words)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("diloco: ") and err.count("\n") == 1
-    return err
 
 
 def write_rows(path: Path, **columns: object) -> Path:

@@ -12,32 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from diloco.cli import main
+from support.cli import answer, refusal, text
 
 QUESTION = "--params 7b --tokens 140b --sites 2x64xh100 --between 1gbit,20ms".split()
 FIXED_KEYS = ("step_s", "compute_s", "communication_s", "compute_utilization", "days", "gbit_per_s_needed", "cost_usd")
-
-
-def answer(capsys: pytest.CaptureFixture, *words: object) -> dict:
-    """What `diloco WORDS --json` prints: exactly one strict JSON object."""
-    capsys.readouterr()
-    assert main([*map(str, words), "--json"]) == 0
-    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-
-
-def text(capsys: pytest.CaptureFixture, *words: object) -> str:
-    capsys.readouterr()
-    assert main([*map(str, words)]) == 0
-    return capsys.readouterr().out
-
-
-def refusal(capsys: pytest.CaptureFixture, *words: object) -> str:
-    capsys.readouterr()
-    assert main([*map(str, words)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("diloco: ") and err.count("\n") == 1
-    return err
 
 
 def with_options(words: str) -> list[str]:
