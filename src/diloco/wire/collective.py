@@ -26,7 +26,7 @@ from diloco.outer.fragment import bit_sum
 from diloco.outer.report import Mismatch
 from diloco.wire.background import Background, Pending
 from diloco.wire.exchange import OF_A_PART, REFUSED, Facts, Flight, Job, Message, check_equal
-from diloco.wire.island import gather_json, make_island, split_mesh
+from diloco.wire.island import all_gather, gather_json, make_island, split_mesh
 from diloco.wire.link import Link, Throttle, as_link
 from diloco.wire.local import reply as alone
 from diloco.wire.meter import Meter
@@ -40,7 +40,6 @@ LONG_BYTES = 1 << 16
 # A group's use: rounds may be under way while the caller's own thread sends something.
 ROUNDS, OWN = "rounds", "own"
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 Finish = Callable[[], "Tensor | None"]
 
@@ -254,7 +253,7 @@ class Collective:
                 # Headers and trailers are on the CPU, which NCCL does not carry.
                 received = torch.empty((count, *values.shape), dtype=values.dtype, device=self.device)
                 sent = values.to(self.device).view(-1)
-                work = _reached(_all_gather, received.view(-1), sent, group=group, async_op=True)
+                work = _reached(all_gather, received.view(-1), sent, group=group, async_op=True)
             case Collect():
                 leads = self.rank == request.members[0]
                 received = values.new_empty(count, *values.shape) if leads else None
@@ -351,7 +350,7 @@ def _start_sum(buffer: Tensor, group: dist.ProcessGroup, count: int) -> Finish:
         first, *others = received.view(count, -1)
         for other in others:
             first += other
-        _reached(_all_gather, buffer, first, group=group)
+        _reached(all_gather, buffer, first, group=group)
         return buffer
 
     return finish_in_order

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from diloco.errors import BadInput
 from diloco.outer.island import Alone, Island
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
 class Shore:
@@ -29,7 +29,7 @@ class Shore:
         """See `outer/island.py`."""
         sent = row.to(self.device).reshape(-1)
         received = sent.new_empty(self.size * sent.numel())
-        _all_gather(received, sent, group=self._groups[apart])
+        all_gather(received, sent, group=self._groups[apart])
         return received.view(self.size, *row.shape).cpu()
 
     def sum(self, values: Tensor) -> Tensor:

@@ -8,9 +8,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from diloco.train.parallel.mesh import NAMES, MeshShape
-from diloco.wire.island import gather_json
-
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+from diloco.wire.island import all_gather, gather_json
 
 
 class Place:
@@ -44,7 +42,7 @@ class Place:
         """A tensor of the same shape on each rank -> all of them in rank order, [island, *shape], on its own device:
         unlike an exchange's own, without waiting for the device."""
         gathered = torch.empty(self.size * row.numel(), dtype=row.dtype, device=self.device)
-        _all_gather(gathered, row.reshape(-1).to(self.device), group=self.group)
+        all_gather(gathered, row.reshape(-1).to(self.device), group=self.group)
         return gathered.view(self.size, *row.shape).to(row.device)
 
     def sum(self, values: Tensor) -> Tensor:
