@@ -4,8 +4,9 @@
 
 The network is that of `slow_link.py`, and so are the messages: a small one, the payload, a small one, after a pause as
 between two fragments. For the overlapped methods of a result file of `slow_link.py`, whose steps wait for what the
-overlap does not hide of an exchange. A coded payload goes by gloo's all-gather; beside it, the same bytes with the
-receive posted before the send. Linux, root and iproute2; three minutes, and hardly any processor time.
+overlap does not hide of an exchange. Of a coded payload `exchange_s` is an all-gather, `receive_first_s` the same bytes
+with the receive posted before the send, as diloco sends them between two replicas. Linux, root and iproute2; three
+minutes, and hardly any processor time.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ fragments, overlap and codec, rate and delay of the link, and the seconds of a s
     clock      diloco.plan.clock, with the step that the cell itself took without syncs, just before and after
     steps      diloco.plan.steps, the same inputs
     one        diloco.plan.clock, with one such time for all cells of a model: that of the row that trains alone
-    exchange   diloco.plan.clock at the rates that `exchange_times.py` saw the line reach, without training
+    exchange   diloco.plan.clock at the rates that `exchange_times.py` saw the line reach, without training; for coded
+               payloads with the receive posted first, as diloco does it
 
 Rates are those of an Ethernet line under TCP, so 1448 of 1538 bytes are payload. Data parallelism sums its gradients
 after the backward pass here, so `backward_share` is 0. Under a second.
@@ -166,7 +167,8 @@ def row(cell: Cell, exchanges: dict[tuple[str, str, str], list[float]]) -> dict:
 
 def table(slow_link: dict, exchanges: dict | None) -> dict:
     """The whole result: rows, and for each prediction the cells within `GOAL` and the largest error."""
-    timed = {(r["model"], r["method"], r["link"]): r["exchange_s"] for r in (exchanges or {"rows": []})["rows"]}
+    exchanged = exchanges["rows"] if exchanges else []
+    timed = {(r["model"], r["method"], r["link"]): r.get("receive_first_s", r["exchange_s"]) for r in exchanged}
     rows = [row(cell, timed) for cell in cells(slow_link)]
     within = {}
     for name in PREDICTIONS:

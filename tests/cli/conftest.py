@@ -77,3 +77,10 @@ def finished(ground: Ground) -> Callable[..., Path]:
 def run_copy(finished: Callable[..., Path], tmp_path: Path) -> Path:
     """A finished run that a test may damage, as tmp_path/runs/run."""
     return Path(shutil.copytree(finished(), tmp_path / "runs" / "run"))
+
+
+@pytest.fixture
+def run(finished: Callable[..., Path], tmp_path: Path) -> Path:
+    """A run of its own with five checkpoints in two chains; held-out losses after 8, 16 and 17 steps."""
+    made = finished(checkpoint_every=1, keep=0, full_every=3, eval_every=8)
+    return Path(shutil.copytree(made, tmp_path / "runs" / "run"))

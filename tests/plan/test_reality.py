@@ -25,8 +25,8 @@ from diloco.plan.steps import simulate, timeline
 from diloco.wire.link import LINE_BYTES_PER_SENT_BYTE
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MISSED = {("10m", "streaming-e3m0", "5mbit", "tbf")}
-"""docs/plan-model.md, Against measured runs, says why."""
+ANOTHER_DAY = {("10m", "streaming-e3m0", "5mbit", "tbf")}
+"""Measured when the machine was slower by a tenth, which one time for all cells of a model cannot know."""
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +59,15 @@ def test_the_kept_table_is_what_the_planner_says_now(reality) -> None:
             assert row[name] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), name
 
 
-@pytest.mark.parametrize("name", ["clock", "steps", "one"])
+@pytest.mark.parametrize(
+    "name, missed", [("clock", set()), ("steps", set()), ("exchange", set()), ("one", ANOTHER_DAY)]
+)
 def test_step_times_are_within_10_percent(name) -> None:
     rows = kept("plan_reality")["rows"]
     assert len(rows) >= 29
-    assert {names(row) for row in rows if abs(row[f"{name}_error"]) > 0.10} == MISSED
-
-
-def test_with_the_line_timed_alone_no_cell_is_missed() -> None:
-    rows = [row for row in kept("plan_reality")["rows"] if row["exchange_error"] is not None]
-    assert MISSED <= {names(row) for row in rows}
-    assert max(abs(row["exchange_error"]) for row in rows) < 0.10
+    assert {names(row) for row in rows if abs(row[f"{name}_error"] or 0) > 0.10} == (
+        ANOTHER_DAY if name == "one" else set()
+    )
 
 
 def test_every_measured_cell_that_exchanges_something_is_in_the_table() -> None:

