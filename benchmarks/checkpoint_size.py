@@ -33,6 +33,7 @@ from torch import Tensor
 from diloco import checkpoint
 from diloco.checkpoint import delta, delta_lossy
 from diloco.checkpoint.delta_words import words_of
+from diloco.checkpoint.pack import split
 
 COLUMNS = {
     "zstd": "zstd alone",
@@ -85,9 +86,7 @@ class Tally:
 
 def flat(trees: dict[str, Any]) -> dict[str, Tensor]:
     """All tensors of a checkpoint, by unit and path."""
-    return {
-        f"{unit}/{name}": tensor for unit, tree in trees.items() for name, tensor in checkpoint.pack(tree)[0].items()
-    }
+    return {f"{unit}/{name}": tensor for unit, tree in trees.items() for name, tensor in split(tree)[0].items()}
 
 
 def kind_of(name: str, tensor: Tensor, anchors: dict[str, Tensor]) -> str:

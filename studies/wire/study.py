@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from diloco import units
 from diloco.outer.codec import get_codec
-from diloco.watch import units
 from diloco.watch.runfolder import RunFolder, atomic_write_text
 from diloco.watch.student import t_quantile
 
@@ -227,7 +227,7 @@ def table(rows: list[dict[str, str]], seeds: Sequence[int] = SEEDS) -> str:
         cells = [o.line.name, o.line.what, _spread(o.losses, ".4f")]
         cells += ["-" if o.line.name == PLAIN else f"{_spread(o.differences, '+.2f')}%"]
         cells += ["{:+.2f}% to {:+.2f}%".format(*o.interval) if o.interval else "-", o.verdict]
-        cells += [f"{o.rounds:.0f}", units.size(o.sent_bytes), f"{o.sent_ratio:.3g}"]
+        cells += [f"{o.rounds:.0f}", units.format_bytes(o.sent_bytes), f"{o.sent_ratio:.3g}"]
         lines.append(f"| {' | '.join(cells)} |")
     done = {(r["line"], int(r["seed"])) for r in rows}
     missing = [line.name for line in LINES if not {(line.name, s) for s in seeds} <= done]
@@ -257,14 +257,16 @@ def figure(rows: list[dict[str, str]]) -> str:
     for index, o in enumerate(shown):
         y, mean = row_px * (index + 0.5) + 4, fmean(o.differences)
         parts.append(text(left - 12, y + 4, "end", o.line.name))
-        parts.append(text(right, y + 4, "end", units.size(o.sent_bytes)))
+        parts.append(text(right, y + 4, "end", units.format_bytes(o.sent_bytes)))
         if not low <= mean <= high:
             at, anchor = (x(low), "start") if mean < low else (x(high), "end")
-            parts.append(text(at, y + 4, anchor, units.percent(mean)))
+            parts.append(text(at, y + 4, anchor, units.format_change(mean)))
             continue
         parts += [f'<circle cx="{x(d):.1f}" cy="{y}" r="4" fill="#2f7fd1" opacity=".7"/>' for d in o.differences]
         parts.append(f'<rect x="{x(mean) - 1.5:.1f}" y="{y - 8}" width="3" height="16" fill="#2f7fd1"/>')
-    parts += [text(x(tick), bottom + 16, "middle", units.percent(tick)) for tick in range(int(low), int(high) + 1)]
+    parts += [
+        text(x(tick), bottom + 16, "middle", units.format_change(tick)) for tick in range(int(low), int(high) + 1)
+    ]
     parts.append(text(right, bottom + 16, "end", "sent"))
     caption = "held-out loss against plain fp32 DiLoCo with the same seed; band: within 1%"
     parts.append(text(left + width / 2, bottom + 36, "middle", caption))

@@ -88,6 +88,16 @@ def test_state_by_number_that_differs_between_ranks_is_refused() -> None:
     assert parts_of(named)[1]["model"]["w"] is ABSENT  # by name it is the same parameter
 
 
+def test_a_list_without_tensors_is_one_value_of_the_first_rank() -> None:
+    """However many rounds a run has had, the ranks tell one another of one."""
+    trees = [{"rounds": [{"s": float(rank)}] * 9, "mixed": [1, torch.ones(2), [2]], "none": []} for rank in range(2)]
+    held: list[list] = []
+    own_part(trees[0], 0, lambda paths: held.append(paths) or [])
+    assert [path for path, _ in held[0]] == ["rounds", "mixed/0", "mixed/1", "mixed/2", "none"]
+    first, second = parts_of(trees)
+    assert first == trees[0] and second == {"rounds": ABSENT, "mixed": [ABSENT] * 3, "none": ABSENT}
+
+
 def gather(value: object) -> list:
     """Every rank's JSON value."""
 

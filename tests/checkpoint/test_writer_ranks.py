@@ -115,3 +115,15 @@ def test_what_another_rank_is_writing_is_left_alone(tmp_path):
     with pytest.raises(OSError, match=r"was not finished, since x.2 did not come"):
         first.settle()
     assert [p.name for p in under_way.parent.iterdir()] == [under_way.name]
+
+
+def test_a_rank_that_writes_nothing_may_come_after_the_others_have_finished(tmp_path):
+    """Of data parallel replicas only the first writes. One that does write is refused."""
+    store = Store(tmp_path)
+    first, second = (Writer(store, "run", background=False) for _ in range(2))
+    first.save(1, {"x.0": {"a": torch.ones(3)}}, ["x.0"], {})
+    second.save(1, {}, ["x.0"], None)
+    for parts, meta in (({"x.0": {}}, None), ({}, {})):
+        with pytest.raises(BadInput, match="step-00000001 holds a checkpoint already"):
+            second.save(1, parts, ["x.0"], meta)
+    assert store.verify(1) == []

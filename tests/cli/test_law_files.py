@@ -113,3 +113,27 @@ def test_numbers_are_typed_as_tables_have_them(here, capsys) -> None:
         code = main([*verb, "--params", "35M", "--json"])
         out, err = capsys.readouterr()
         assert '"params": 35000000.0' in out if code == 0 else "--budget 1e+09" in err
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("--png", "p", "--report", "p/loss.png"), "loss.png of --png p and --report p/loss.png are one file"),
+        (("--png", "sub", "--out", "./sub/../sub/holdout.png"), "holdout.png of --png sub and --out"),
+        (("--png", "p", "--hyperparameters", "p/contours.png"), "contours.png of --png p and --hyperparameters"),
+        (("--png", "new", "--out", "new"), "loss.png of --png new would lie inside --out new, which is a file"),
+        (("--png", "new/sub", "--out", "new"), "would lie inside --out new"),
+        (("--out", "new", "--report", "new/law.html"), "--report new/law.html would lie inside --out new"),
+        (("--out", "new/law.json", "--report", "new"), "--out new/law.json would lie inside --report new"),
+        (("--png", "rows.csv"), "--png rows.csv is a file: name a folder"),
+        (("--png", "soft.csv"), "--png soft.csv is a file: name a folder"),
+    ],
+)
+def test_pictures_have_places_of_their_own(here, words, says, capsys) -> None:
+    assert says in refusal(capsys, "fit", "rows.csv", *words)
+    assert sorted(path.name for path in here.iterdir()) == ["hard.csv", "rows.csv", "soft.csv", "sub"]
+
+
+def test_outputs_may_share_a_folder(here, capsys) -> None:
+    assert main(["fit", "rows.csv", "--out", "new/law.json", "--report", "new/law.html"]) == 0
+    assert sorted(path.name for path in Path("new").iterdir()) == ["law.html", "law.json"]

@@ -125,6 +125,21 @@ def test_report_and_law_are_written_where_asked(paper, tmp_path, capsys):
     assert load_law(out).id == printed["law"] and printed["law"] in page.read_text()
 
 
+def test_outliers_set_aside_are_columns_of_text_and_page(tmp_path, capsys):
+    columns = ladder()
+    columns["loss"] = columns["loss"] * np.exp(0.002 * np.cos(7 * np.arange(12)))
+    columns["loss"][7] *= 1.4
+    rows, page = write_rows(tmp_path / "rows.csv", **columns), tmp_path / "law.html"
+    words = ("fit", rows, "--form", "A*params^a*replicas^b + floor", "--report", page)
+    split = answer(capsys, *words)["holdout"]["splits"][0]
+    assert (split["tested"], split["set_aside"]) == (2, 1)
+    assert split["mean_error_with_all_pct"] > 5 > split["mean_error_pct"]
+    out, said = text(capsys, *words), page.read_text()
+    assert "set aside" in out and "error with those" in out and "the hold-out sets aside 1 of 12 rows" in out
+    assert "Set aside as outliers to the fit: 1 more of these runs" in said and "with those" in said
+    assert "Hollow markers are outliers" in said and "-open" in said
+
+
 def test_png_needs_matplotlib_and_says_so(paper, tmp_path, capsys, monkeypatch):
     """Before the fit, and before anything else is written."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -267,6 +282,43 @@ def test_a_law_of_other_axes_or_another_target(tmp_path, capsys):
     printed = answer(capsys, "predict", "--law", tmp_path / "law.json", "--at", "flops=1e22")
     assert printed["accuracy"] == pytest.approx(0.1 * 1e22**0.03) and printed["loss"] is None
     assert "accuracy 0.457" in text(capsys, "predict", "--law", tmp_path / "law.json", "--at", "flops=1e22")
+
+
+@pytest.fixture
+def long_trained(tmp_path: Path) -> Path:
+    """A law without a token axis, of runs that had 50 tokens a parameter."""
+    params = np.geomspace(1e7, 3e9, 8)
+    loss = (1 + 40 * params**-0.16) * np.exp(0.003 * np.random.default_rng(2).standard_normal(8))
+    rows, out = write_rows(tmp_path / "rows.csv", params=params, tokens=50 * params, loss=loss), tmp_path / "law.json"
+    assert main(["fit", str(rows), "--form", "A*params^a + floor", "--out", str(out), "--json"]) == 0
+    return out
+
+
+def test_tokens_left_out_are_as_many_per_parameter_as_the_laws_runs_had(long_trained, law, capsys):
+    out = text(capsys, "predict", "--law", long_trained, "--params", "1e9")
+    assert "50B training tokens" in out and "note: tokens are taken as 50 per parameter, as in the law's runs" in out
+    said = answer(capsys, "advise", "--law", long_trained, "--params", "1e9")["rules"]
+    assert (said["fitted"]["tokens"], said["paper"]["tokens"]) == (5e10, 2e10)
+    words = ("next-runs", "--law", long_trained, "--budget", "1e22", "--params", "1e10")
+    for run in answer(capsys, *words)["runs"]:
+        assert run["flops"] == pytest.approx(6 * 50 * run["axes"]["params"] ** 2)
+    assert "note: tokens are taken as 50 per parameter" in text(capsys, *words)
+    out = text(capsys, "predict", "--law", law, "--params", "1e9")
+    assert "20B training tokens" in out and "as 20 per parameter, a rule of thumb" in out
+    assert "rule of thumb" not in text(capsys, "predict", "--params", "1e9")  # the paper's runs had 20
+
+
+def test_tokens_given_twice_or_unlike_the_runs_are_not_passed_over(long_trained, capsys):
+    asked = ("predict", "--law", long_trained, "--params", "1e9")
+    assert "the law holds at 50 tokens per parameter, not at 20" in text(capsys, *asked, "--tokens", "20e9")
+    said = refusal(capsys, *asked, "--tokens", "20e9", "--at", "tokens_per_param=30")
+    assert "--at is tokens_per_param=30 beside --tokens 2e+10: give one of them" in said
+
+
+@pytest.mark.parametrize("verb", [("advise",), ("next-runs", "--budget", "1e22")])
+def test_every_verb_names_the_numbers_that_change_nothing(verb, long_trained, capsys):
+    out = text(capsys, *verb, "--law", long_trained, "--params", "1e9", "--replicas", 4, "--at", "H=100")
+    assert "replicas 4 does not change the answer" in out and "sync_every 100 does not change the answer" in out
 
 
 # -- advise

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from diloco.laws import advise, compare_forms, counting_table, fit_law, load_law, next_runs, recommend
-from diloco.laws.design import flops_of
+from diloco.laws.budget import flops_of
 from diloco.laws.published import paper_rows
 
 
@@ -68,7 +68,7 @@ def test_saved_law_answers_the_same_report_142(comparison, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, complaint", [("{", "not JSON"), ("{}", "no law"), ('{"kind": "diloco-law", "version": 2}', "damaged")]
+    "text, complaint", [("{", "not JSON"), ("{}", "no law"), ('{"kind": "diloco-law", "version": 3}', "damaged")]
 )
 def test_what_is_no_law_is_refused(tmp_path, text, complaint) -> None:
     (tmp_path / "law.json").write_text(text)

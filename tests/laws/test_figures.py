@@ -99,7 +99,7 @@ def test_a_law_without_an_optimum_says_why() -> None:
 
 
 def test_hold_out_predictions_have_the_errors_that_the_law_reports(law) -> None:
-    picture = holdout_figure(law, paper_rows())
+    picture = holdout_figure(law)
     assert [len(split["runs"]) for split in picture["splits"]] == [4, 8, 12]
     for split, told in zip(picture["splits"], law.holdout.splits, strict=True):
         errors = [abs(run["predicted"] / run["measured"] - 1) for run in split["runs"]]
@@ -114,11 +114,12 @@ def test_hold_out_keeps_the_weights_of_the_rows() -> None:
     loss = (2 + 40 * params**-0.2) * np.exp(0.01 * rng.standard_normal(21))
     rows = read_rows({"params": params, "loss": loss, "weight": rng.uniform(0.5, 3, 21)})
     law = fit_law(rows, "A*params^a + floor", loss="mse")
-    split = holdout_figure(law, rows)["splits"][0]
+    split = holdout_figure(law)["splits"][0]
     errors = [abs(run["predicted"] / run["measured"] - 1) for run in split["runs"]]
     assert 100 * np.mean(errors) == pytest.approx(law.holdout.splits[0].mean_error_pct, rel=1e-3)
 
 
-def test_all_is_strict_json_and_no_rows_mean_no_hold_out(law) -> None:
-    json.dumps(figures(law, paper_rows()), allow_nan=False)
-    assert figures(law)["holdout"] is None and figures(law)["loss"] is not None
+def test_all_is_strict_json_and_no_hold_out_has_no_figure(law) -> None:
+    json.dumps(figures(law), allow_nan=False)
+    without = figures(fit_law(paper_rows(), holdout=False))
+    assert without["holdout"] is None and without["loss"] is not None

@@ -76,7 +76,7 @@ def test_outlier_of_15_percent_is_left_out_and_named(side, seed) -> None:
     rows["loss"][7] *= 1.15
     law = fit_law(rows | {"run": [f"r{i}" for i in range(side**2)]}, CHINCHILLA)
     assert np.flatnonzero(law.runs.weight == 0).tolist() == [7]
-    (note,) = [note for note in law.notes if "left out" in note]
+    (note,) = [note for note in law.notes if "was left out" in note]
     assert "row 8 (r7)" in note and "above" in note and "1" in note
     assert law.parameters["E"] == pytest.approx(clean.parameters["E"], rel=0.05)
     assert law.holdout.influence[0].index == 7

@@ -22,8 +22,8 @@ from diloco.plan.goodput import simulate
 from diloco.plan.loss import LossLaw
 from diloco.plan.policy import static
 from diloco.plan.question import DATA_PARALLEL, DILOCO, ONE_SITE, STREAMING, settle, streaming
-from diloco.plan.units import YEAR_S
 from diloco.plan.window import window
+from diloco.units import YEAR_S
 
 BASE = {"params": "1b", "tokens": "20b", "sites": "2x8xh100", "between": "8gbit", "batch_tokens": "1048576",
         "sync_every": 100, "overlap": 0, "fragments": 1, "tensor": 1, "mtbi": "1y"}  # fmt: skip

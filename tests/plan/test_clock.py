@@ -239,7 +239,7 @@ def test_runs_that_cannot_be_are_refused_with_the_nearest(change, words) -> None
 
 
 def test_islands_must_divide_their_chips() -> None:
-    with pytest.raises(BadInput, match="tensor 3 x pipeline 1 does not divide a replica's 8 chips"):
+    with pytest.raises(BadInput, match="tensor is 3, which does not divide a replica's 8 chips: give 4"):
         clocks.clock(slow_run(island=Island(tensor=3)))
 
 

@@ -1,4 +1,4 @@
-"""Quantities with units, the catalogue of chips and links, and model shapes.
+"""The catalogue of chips and links, and model shapes.
 
 OMP_NUM_THREADS=1 pytest tests/plan/test_hardware.py
 """
@@ -14,99 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco.errors import BadInput
-from diloco.plan import units
 from diloco.plan.catalogue import catalogue
 from diloco.plan.hardware import Chip, Cluster, Link, Site, assumed_speed, with_price
 from diloco.plan.model import ModelShape, counted_params, get_model, known_models, shape_of
 from diloco.train.sizes import SIZES, count
-
-
-@pytest.mark.parametrize(
-    "parse, text, value",
-    [
-        (units.parse_bandwidth, "10gbit", 10),
-        (units.parse_bandwidth, "10 Gbit/s", 10),
-        (units.parse_bandwidth, "10Gb/s", 10),
-        (units.parse_bandwidth, "10gbps", 10),
-        (units.parse_bandwidth, "100mbit", 0.1),
-        (units.parse_bandwidth, "900 GB/s", 7200),
-        (units.parse_bandwidth, "1.5 Tbit/s", 1500),
-        (units.parse_duration, "20ms", 0.02),
-        (units.parse_duration, "5us", 5e-6),
-        (units.parse_duration, "30d", 30 * 86400),
-        (units.parse_duration, "1d12h", 36 * 3600),
-        (units.parse_duration, "90 min", 5400),
-        (units.parse_bytes, "80GB", 80e9),
-        (units.parse_bytes, "80 GiB", 80 * 2**30),
-        (units.parse_flop_per_s, "989.5 TFLOP/s", 989.5e12),
-        (units.parse_flop_per_s, "3e14", 3e14),
-        (units.parse_usd, "$50000", 50000),
-        (units.parse_usd, "50k usd", 50000),
-        (units.parse_share, "40%", 0.4),
-        (units.parse_share, 0.4, 0.4),
-    ],
-)
-def test_quantities_are_read_with_their_units(parse, text, value) -> None:
-    assert parse(text) == pytest.approx(value, rel=1e-12)
-
-
-@pytest.mark.parametrize("text, value", [("7b", 7e9), ("350m", 350e6), ("1.5t", 1.5e12), ("140e9", 140e9), (7e9, 7e9)])
-def test_counts(text, value) -> None:
-    assert units.parse_count(text, "params") == pytest.approx(value, rel=1e-12)
-    assert units.parse_count("140_000", "tokens") == units.parse_count("140,000", "tokens") == 140e3
-
-
-@pytest.mark.parametrize(
-    "parse, text, words",
-    [
-        (units.parse_bandwidth, "10", "give a rate in kbit, mbit, gbit or tbit"),
-        (units.parse_bandwidth, "10gb", "may be bits or bytes: write 10gbit or GB/s"),
-        (units.parse_bandwidth, "-10gbit", "must be above 0"),
-        (units.parse_bandwidth, "fast", "no number: give one with its unit, as 10gbit"),
-        (units.parse_duration, "20", "give a time in us, ms, s"),
-        (units.parse_duration, "3m", "give a time in us, ms, s, min"),
-        (units.parse_duration, "0s", "must be above 0"),
-        (units.parse_duration, "-2ms", "must be above 0"),
-        (units.parse_bytes, "80", "give a size in MB"),
-        (units.parse_flop_per_s, "5 apples", "give a speed in GFLOP/s"),
-        (units.parse_usd, "5 eur", "US dollars"),
-        (units.parse_share, "140%", "at most 100%, give 100%"),
-        (units.parse_share, "0", "above 0"),
-    ],
-)
-def test_nonsense_is_refused_in_a_sentence(parse, text, words) -> None:
-    with pytest.raises(BadInput, match=words) as caught:
-        parse(text)
-    assert repr(text) in str(caught.value)
-
-
-def test_a_latency_may_be_nothing() -> None:
-    assert units.parse_duration("0", zero=True) == units.parse_duration("0ms", zero=True) == 0
-
-
-@given(st.floats(1e-3, 1e6))
-def test_a_bandwidth_that_was_written_reads_the_same(gbit_per_s) -> None:
-    assert units.parse_bandwidth(units.format_bandwidth(gbit_per_s)) == pytest.approx(gbit_per_s, rel=6e-3)
-
-
-@pytest.mark.parametrize(
-    "text, wanted",
-    [
-        (units.format_count(140e9), "140B"),
-        (units.format_count(950), "950"),
-        (units.format_bandwidth(0.1), "100 Mbit/s"),
-        (units.format_bytes(1.4e10), "14 GB"),
-        (units.format_duration(0.68), "680 ms"),
-        (units.format_duration(5400), "1.5 h"),
-        (units.format_duration(30 * 86400), "30 d"),
-        (units.format_duration(float("inf")), "never"),
-        (units.format_usd(52_300), "$52.3k"),
-        (units.format_share(0.954), "95.4%"),
-        (units.format_flop_per_s(3.958e14), "396 TFLOP/s"),
-    ],
-)
-def test_quantities_are_written_for_readers(text, wanted) -> None:
-    assert text == wanted
 
 
 def test_every_shipped_entry_has_its_source_and_date() -> None:

@@ -16,7 +16,7 @@ from diloco.plan.memory import RESERVE, MemoryOptions, fit, memory
 from diloco.plan.model import get_model
 from diloco.plan.question import settle
 from diloco.plan.run import Island, Run
-from diloco.plan.units import format_bytes
+from diloco.units import format_bytes
 
 
 def make_run(params: str, chips: int, replicas: int = 2, chip: str = "h100", **changes) -> Run:

@@ -11,6 +11,7 @@ import math
 import pytest
 
 from diloco.errors import BadInput
+from diloco.laws import fit_law, recommend
 from diloco.plan.asked import Asked, read_question
 from diloco.plan.clock import clock, inner_step
 from diloco.plan.measured import KIND, measured_speed
@@ -48,14 +49,28 @@ def test_what_is_left_out_is_filled_in_and_said():
     assert asked.tokens == 20e9 and asked.replicas == 2 and asked.sync_every == 30 and asked.codec == "e3m0"
     assert asked.overlap_steps == 5 and asked.fragments == math.ceil(asked.model.layers / 3)
     said = "\n".join(asked.assumed)
-    for word in ("not measured: 40%", "20 for each parameter, 20B", "M = 2", "H = 30", "tokens a step", "$3 an hour"):
+    for word in (
+        "not measured: 40%",
+        "20 per parameter, as in the paper's runs: 20B",
+        "M = 2",
+        "H = 30",
+        "tokens a step",
+        "$3 an hour",
+    ):
         assert word in said, word
     assert not asked.given - {"params", "sites", "between"}
 
 
-def test_the_batch_is_the_laws_in_whole_sequences_for_each_replica():
-    from diloco.laws import recommend
+@pytest.mark.parametrize("runs, tokens, said", [(40, 40e9, "40 per parameter"), (None, 20e9, "20 per parameter")])
+def test_tokens_left_out_are_as_many_as_the_laws_runs_had(tmp_path, runs, tokens, said):
+    params = [1e8, 2e8, 4e8, 8e8, 1.6e9]
+    rows = [{"params": n, "loss": 1.5 + 20 * n**-0.2} | ({"tokens": runs * n} if runs else {}) for n in params]
+    fit_law(rows, "A*params^a + floor", holdout=False).save(tmp_path / "law.json")
+    asked = question(tokens="", law=str(tmp_path / "law.json"))
+    assert asked.tokens == pytest.approx(tokens) and any(said in sentence for sentence in asked.assumed)
 
+
+def test_the_batch_is_the_laws_in_whole_sequences_for_each_replica():
     for replicas in (2, 4):
         asked = question(replicas=replicas)
         best = recommend("paper", 1e9, replicas).batch_tokens
@@ -121,7 +136,8 @@ def test_a_run_folder_tells_the_speed_while_computing(tmp_path):
     receipt = {"compute_s": 2.0, "tokens_per_replica": [40, 50], "replica": 1}
     (tmp_path / "receipt.json").write_text(json.dumps(receipt))
     (tmp_path / "config.json").write_text(json.dumps({"params": 1000, "mesh": "replica=2,fsdp=2,tp=2"}))
-    assert measured_speed(str(tmp_path)).flop_per_s == pytest.approx(6 * 1000 * 50 / 2 / 4)
+    speed = measured_speed(str(tmp_path))
+    assert speed.flop_per_s == pytest.approx(6 * 1000 * 50 / 2 / 4) and "with 1k parameters" in speed.how
 
 
 WITHOUT_SPEED = [f'{{"kind": "{KIND}"}}', f'{{"kind": "{KIND}", "flop_per_s": 0}}', "{}", "[1]", "no"]

@@ -180,3 +180,15 @@ def test_chips_without_a_price_are_searched_by_days(tmp_path):
 
 def test_many_sites_are_tried_in_powers_of_two():
     assert {len(run.cluster.sites) for run in tabulate(ask(sites="6x8xh100", **FEW)).runs} == {1, 2, 4, 6}
+
+
+def test_how_long_the_runs_are_is_said(law):
+    few = FEW | {"codec": "e3m0", "overlap": 1}
+    assert search(ask(deadline="10d", **few)).length == "each trains on 20B tokens, as given"
+    assert search(ask(deadline="10d", tokens=None, **few)).length == (
+        "each trains on 20B tokens, as law paper does not know their effect"
+    )
+    free = {"law": law, "tokens": None, **few}
+    assert "for as long as the limits let it" in search(ask(deadline="10d", **free)).length
+    assert "for as long as the loss takes" in search(ask(target_loss=2.6, **free)).length
+    assert search(ask(**few)).length == ""

@@ -25,6 +25,7 @@ from diloco.train.parallel.layers import Options
 from diloco.train.parallel.mesh import build_mesh, parse_mesh
 from diloco.train.parallel.place import Place
 from diloco.train.sizes import Size
+from diloco.wire.collective import Collective
 
 CPU = torch.device("cpu")
 VOCAB, SEQ_LEN, SEQUENCES, STEPS = 257, 12, 12, 10
@@ -138,7 +139,8 @@ def _all(rank: int, world: int, cases: dict[str, Case]) -> dict[str, Any]:
 
 def _one(world: int, case: Case) -> Outcome | str:
     shape = parse_mesh(case.mesh, world)
-    place = Place(shape, build_mesh(shape, CPU), CPU)
+    mesh = build_mesh(shape, CPU)
+    place = Place(shape, mesh, CPU, Collective(mesh).island)
     pipeline = {"microbatches": case.microbatches, "schedule": case.schedule}
     try:
         engine = build_engine(case.model(), place, CPU, case.options, z_loss=Z_LOSS, **pipeline)

@@ -6,6 +6,7 @@ pytest tests/sync/test_resume.py
 from __future__ import annotations
 
 import copy
+import uuid
 from functools import partial
 
 import pytest
@@ -14,7 +15,7 @@ from support.replicas import Fleet, restored, small_model, trees_of
 from torch import nn
 
 import diloco
-from diloco.checkpoint import pack, unpack
+from diloco import checkpoint
 
 OUTERS = [
     diloco.Nesterov(0.7, 0.9),
@@ -26,8 +27,9 @@ OUTERS = [
 
 def saved(fleet: Fleet) -> list[dict]:
     """What a user would save, through the checkpoint format."""
-    packed = [pack(t) for t in trees_of(fleet)]
-    return [unpack({k: v.clone() for k, v in tensors.items()}, tree) for tensors, tree in packed]
+    place = f"memory://{uuid.uuid4().hex}"
+    checkpoint.save(place, fleet.step, {f"replica-{m}": tree for m, tree in enumerate(trees_of(fleet))}, {})
+    return list(checkpoint.load(checkpoint.steps(place)[0])[0].values())
 
 
 @pytest.mark.parametrize("outer", OUTERS, ids=lambda o: type(o).__name__)

@@ -11,6 +11,7 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.exported import ATOL, in_transformers, logits_apart, tokens
 from tokenizers import pre_tokenizers
 
 from diloco.errors import BadInput
@@ -22,7 +23,6 @@ from diloco.train.plain import is_plain, load_plain
 from diloco.train.sample import generate
 from diloco.train.sizes import SIZES
 
-ATOL = 2e-5  # of logits with a standard deviation near 1; 6e-6 is the largest seen up to 2048 positions
 FACTS = {"run": "a", "step": 3, "weights": "global"}
 
 
@@ -36,18 +36,6 @@ def _model(tied=True, size="30k", vocab=256, seq_len=32):
     return model
 
 
-def _tokens(vocab, length):
-    return torch.randint(0, vocab, (2, length), generator=torch.Generator().manual_seed(2))
-
-
-def _transformers(folder):
-    """The model, after a look at what its loading had to say."""
-    transformers = pytest.importorskip("transformers")
-    model, said = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(said.values()), said
-    return model.eval()
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("size", "vocab", "seq_len"), [("30k", 256, 32), ("100k", 257, 300), ("300k", 61, 17)])
 def test_transformers_computes_the_same_logits_without_our_code(tmp_path, tied, size, vocab, seq_len):
@@ -55,11 +43,8 @@ def test_transformers_computes_the_same_logits_without_our_code(tmp_path, tied, 
     export_model(model, tmp_path / "out", tokenizer=None, facts=FACTS)
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
     assert ("lm_head.weight" in load_file(tmp_path / "out" / "model.safetensors")) is not tied
-    hf, tokens_BT = _transformers(tmp_path / "out"), _tokens(vocab, seq_len)
-    with torch.no_grad():
-        expected_BTV = model(tokens_BT)
-        assert 0.3 < expected_BTV.std() < 3
-        torch.testing.assert_close(hf(tokens_BT).logits, expected_BTV, rtol=0, atol=ATOL)
+    hf, tokens_BT = in_transformers(tmp_path / "out"), tokens(vocab, seq_len)
+    assert 0.3 < model(tokens_BT).std() < 3 and logits_apart(hf, model, tokens_BT) < ATOL
     head, embedding = hf.get_output_embeddings().weight, hf.get_input_embeddings().weight
     assert (head.data_ptr() == embedding.data_ptr()) is tied
 
@@ -68,14 +53,14 @@ def test_the_trainer_takes_the_export_for_a_hugging_face_model(tmp_path):
     model = _model()
     export_model(model, tmp_path / "out", tokenizer=ByteTokenizer(), facts=FACTS)
     torch.testing.assert_close(
-        load_hf(str(tmp_path / "out")).eval()(_tokens(256, 32)), model(_tokens(256, 32)), rtol=0, atol=ATOL
+        load_hf(str(tmp_path / "out")).eval()(tokens(256, 32)), model(tokens(256, 32)), rtol=0, atol=ATOL
     )
 
 
 def test_transformers_writes_the_same_text(tmp_path):
     model = _model()
     export_model(model, tmp_path / "out", tokenizer=ByteTokenizer(), facts=FACTS)
-    hf = _transformers(tmp_path / "out")
+    hf = in_transformers(tmp_path / "out")
     tokens_1T = torch.tensor([[104, 105]])
     ours = generate(model, tokens_1T, 20, temperature=0.0)
     theirs = hf.generate(tokens_1T, max_new_tokens=20, do_sample=False, attention_mask=torch.ones_like(tokens_1T))
@@ -90,7 +75,7 @@ def test_the_plain_form_comes_back_bit_for_bit(tmp_path, tied):
     again = load_plain(tmp_path / "out")
     state = model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in again.state_dict().items())
-    assert torch.equal(again(_tokens(61, 17)), model(_tokens(61, 17))) and not again.training
+    assert torch.equal(again(tokens(61, 17)), model(tokens(61, 17))) and not again.training
     record = json.loads((tmp_path / "out" / "config.json").read_text())
     assert record.items() >= FACTS.items() and is_plain(tmp_path / "out")
 
@@ -178,8 +163,8 @@ def test_a_hugging_face_model_goes_back_as_it_came(tmp_path, tied):
         for weight in model.parameters():
             weight.mul_(1.1)
     export_model(model, tmp_path / "out", tokenizer=None, facts=FACTS)
-    hf = _transformers(tmp_path / "out")
-    assert hf.config.model_type == "llama" and torch.equal(hf(_tokens(64, 16)).logits, model(_tokens(64, 16)))
+    hf = in_transformers(tmp_path / "out")
+    assert hf.config.model_type == "llama" and torch.equal(hf(tokens(64, 16)).logits, model(tokens(64, 16)))
     export_model(model, tmp_path / "half", tokenizer=None, facts=FACTS, dtype="bf16")
     assert {w.dtype for w in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.bfloat16}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -233,6 +218,6 @@ def test_the_head_starts_near_uniform_in_both(tmp_path):
     """An untrained export predicts about 1/V, which a missing final gain would spoil."""
     model = build_model(SIZES["30k"], 256, 32, seed=0).eval()
     export_model(model, tmp_path / "out", tokenizer=None, facts=FACTS)
-    tokens_BT = _tokens(256, 32)
-    loss = _transformers(tmp_path / "out")(tokens_BT, labels=tokens_BT).loss.item()
+    tokens_BT = tokens(256, 32)
+    loss = in_transformers(tmp_path / "out")(tokens_BT, labels=tokens_BT).loss.item()
     assert loss == pytest.approx(math.log(256), rel=0.02)

@@ -21,7 +21,7 @@ from diloco.shards import is_sharded, local
 from diloco.train import loop
 from diloco.train.config import TrainConfig
 from diloco.train.run import run_path
-from diloco.train.state import replica_tree
+from diloco.train.state import trees_of
 from diloco.train.trained import open_trained
 from diloco.watch import runfolder
 
@@ -58,7 +58,7 @@ def differences(job: loop.Job, saved: dict[str, Any], replicas: int) -> list[str
     state, own = replica.sync.state_dict(), saved[f"replica-{job.world.mine[0] % replicas}"]
     pairs = {f"anchor {n}": (t, shared["anchor"][n]) for n, t in state["anchor"].items()}
     pairs |= {f"momentum {n}": (t, shared["outer"]["momentum"][n]) for n, t in state["outer"]["momentum"].items()}
-    for name, moments in replica_tree(replica)["optimizer"].items():
+    for name, moments in trees_of(replica)[0]["optimizer"].items():
         pairs |= {f"{kind} {name}": (t, own["optimizer"][name][kind]) for kind, t in moments.items()}
     found = []
     for name, (tensor, meant) in pairs.items():

@@ -18,6 +18,7 @@ from support.training import (
     checkpoint_bits,
     curve,
     events,
+    job_over_ranks,
     quiet_train,
     tiny,
     train_over_ranks,
@@ -26,9 +27,11 @@ from support.training import (
 from diloco.checkpoint import Store, job, load
 from diloco.checkpoint.parts import PartFile
 from diloco.errors import BadInput
+from diloco.selftest.worker import Messages
 from diloco.train import place_check
 from diloco.train.checkpoint_options import CheckpointOptions
 from diloco.train.config import TrainConfig
+from diloco.train.loop import Job
 from diloco.train.run import run_path
 from diloco.train.saving import Checkpoints
 from diloco.train.state import GLOBAL
@@ -246,8 +249,6 @@ def test_values_are_those_of_the_moment_of_saving(tmp_path: Path, monkeypatch) -
     config = tiny(tmp_path, checkpoint_every=1, keep=0, stop_at=7, name="slow")
     reference = tiny(tmp_path, checkpoint_every=1, keep=0, stop_at=7, checkpoint_background=False, name="reference")
     quiet_train(reference)
-    from diloco.train.loop import Job
-
     steps: list[int] = []
     inner_step = Job.inner_step
 
@@ -290,3 +291,24 @@ def test_a_rank_that_cannot_write_holds_nobody_up(tmp_path: Path, monkeypatch, b
     failing = dataclasses.replace(config, name="last", stop_at=8)
     assert all("OSError: replica-1.0 of step 8 cannot" in receipt for receipt in train_over_ranks(failing, 2))
     assert not Path(store_of(failing).name(8)).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "messages"), [("", 2), ("replica=2,fsdp=2", 2 * 2 + 2)])
+def test_ranks_tell_one_another_two_things_a_save(tmp_path: Path, mesh: str, messages: int) -> None:
+    """Each message takes a journey over the slow link, with an island a second one inside; there the ranks say besides
+    what they hold, in a short message and a long one."""
+    config = tiny(tmp_path, mesh=mesh, checkpoint_every=0, size="100k")
+
+    def work(job: Job) -> list[int]:
+        counts = []
+        for step in range(6):
+            job.inner_step(step)
+            with Messages() as sent:
+                job.checkpoints.save(step + 1, job.replicas, 0.0)
+            counts.append(sent.count)
+        job.checkpoints.finish()
+        return counts
+
+    found = job_over_ranks(config, 4 if mesh else 2, work)
+    assert found == [[messages] * 6] * len(found)

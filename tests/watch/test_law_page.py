@@ -37,7 +37,7 @@ def paper(tmp_path_factory):
     comparison = compare_forms(rows, ["power-floor", "power"])
     path = tmp_path_factory.mktemp("page") / "law.html"
     law = comparison.best
-    assert write_law_page(path, law.report(), figures(law, rows), comparison.table()) == path
+    assert write_law_page(path, law.report(), figures(law), comparison.table()) == path
     return law, path.read_text()
 
 
@@ -58,7 +58,7 @@ def test_page_leads_with_the_hold_out_and_shows_every_figure_report_146(paper) -
     assert set(found) == {"loss", "holdout", "contours"}
     names = [trace["name"] for trace in found["loss"] if trace.get("showlegend")]
     assert names == ["M = 1", "M = 2", "M = 4", "M = 8"]
-    assert [trace["name"] for trace in found["holdout"] if trace["name"].endswith("1.3B parameters")]
+    assert [trace["name"] for trace in found["holdout"] if trace["name"].endswith("1.27B parameters")]
 
 
 def test_page_has_coefficients_notes_pulls_and_forms(paper) -> None:
@@ -80,7 +80,7 @@ def test_page_loads_nothing(paper) -> None:
 
 def test_runs_left_out_are_hollow_and_do_not_flatten_the_strip(tmp_path) -> None:
     law, rows = outlier_law()
-    html = write_law_page(tmp_path / "law.html", law.report(), figures(law, rows)).read_text()
+    html = write_law_page(tmp_path / "law.html", law.report(), figures(law)).read_text()
     hollow = [trace for trace in plots(html)["loss"] if "open" in str(trace.get("marker")) and trace["x"]]
     assert len(hollow) == 2 and abs(hollow[1]["y"][0]) < 3 and hollow[1]["customdata"][0] > 10
     assert "Hollow markers were left out" in words(html) and "contours" not in plots(html)
@@ -104,7 +104,7 @@ def test_pngs_are_images_of_every_figure(paper, tmp_path) -> None:
     from diloco.watch.law_png import write_law_pngs
 
     law, _ = paper
-    paths = write_law_pngs(tmp_path / "png", figures(law, paper_rows()))
+    paths = write_law_pngs(tmp_path / "png", figures(law))
     assert [path.name for path in paths] == ["loss.png", "contours.png", "holdout.png"]
     assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for path in paths)
     assert sorted(path.name for path in (tmp_path / "png").iterdir()) == ["contours.png", "holdout.png", "loss.png"]
@@ -143,7 +143,7 @@ def test_page_of_an_exact_fit_doubts_nothing_that_is_rounding(tmp_path) -> None:
 
 def test_decades_are_labelled_at_2_and_5_and_a_heading_does_not_break_after_a_minus() -> None:
     law, rows = outlier_law()
-    assert re.search(r'"dtick":\s*"D2"', loss_chart(figures(law, rows)["loss"]))
+    assert re.search(r'"dtick":\s*"D2"', loss_chart(figures(law)["loss"]))
     assert law_title("loss", "A*params^-alpha") == "loss = A · params^−alpha"
 
 

@@ -12,13 +12,15 @@ import sys
 
 import pytest
 
-from diloco.cli.plan_text import rows_of
+from diloco.cli.plan_text import answer_text
 from diloco.plan.answer import answer
 from diloco.plan.asked import Asked, read_question
 from diloco.plan.pictures import pictures
 from diloco.plan.search import search
+from diloco.units import NONE, format_usd
 from diloco.watch.plan_charts import breakdown_chart, front_chart, goodput_chart, utilization_chart, window_chart
-from diloco.watch.plan_page import days, needed, title, usd, write_plan_page
+from diloco.watch.plan_page import title, write_plan_page
+from diloco.watch.plan_rows import common_rows, days, figures, needed, split
 
 
 def plots(html: str) -> dict[str, list[dict]]:
@@ -63,7 +65,7 @@ def test_the_verdict_comes_first_then_the_methods(plain, html):
     word, _, rest = record["verdict"].partition(": ")
     assert word == "Not worth it" and rest[1:] in " ".join(said.split())
     for line in record["methods"].values():
-        assert line["label"] in said and days(line["days"]) in said and usd(line["cost_usd"]) in said
+        assert line["label"] in said and days(line["days"]) in said and format_usd(line["cost_usd"]) in said
     for sentence in (*record["assumptions"], *record["notes"]):
         assert sentence.replace("'", "&#x27;") in html
     assert f"{record['search']['tried']:,} settings tried, the best loss in 3 days" in " ".join(said.split())
@@ -121,8 +123,9 @@ def test_numbers_read_well():
     assert (days(1.4134), days(0.5), days(2386), days(None), days(float("inf"))) == (
         "1.41 days", "12 h", "2,386 days", "never", "never",
     )  # fmt: skip
-    assert (usd(13_100), usd(None)) == ("$13.1k", "\N{EN DASH}")
-    assert (needed(0.847), needed(None), needed(0.0)) == ("847 Mbit/s", "none will do", "\N{EN DASH}")
+    assert (needed(0.847), needed(None), needed(0.0)) == ("847 Mbit/s", "none will do", NONE)
+    assert (split({"tensor": 2, "pipeline": 4}), split({"tensor": 1, "pipeline": 1})) == ("2 x 4", NONE)
+    assert common_rows([{"a": "1", "b": NONE}, {"a": NONE, "b": NONE}]) == [("a", "1", NONE)]
 
 
 LARGE = {"params": "llama3-405b", "tokens": "1t", "sites": "2x2048xh100"}
@@ -130,13 +133,13 @@ LARGE = {"params": "llama3-405b", "tokens": "1t", "sites": "2x2048xh100"}
 
 @pytest.mark.parametrize("changed", [{}, {"between": "10gbit,1ms"}, LARGE])
 def test_page_and_text_show_the_same_figures(changed, tmp_path):
-    """Every cell of the text's table, and the seven facts, stand in the page as they are."""
+    """Every row of a method stands in both as it is."""
     said = answer(asked(**changed))
-    page = words(write_plan_page(tmp_path / "p.html", said.as_dict(), pictures(said)).read_text())
-    for line in said.lines.values():
-        for label, shown in rows_of(line, "paper").items():
-            cell = shown.split(" (")[0]
-            assert cell in page or cell == "-", (label, cell)
+    page = write_plan_page(tmp_path / "p.html", said.as_dict(), pictures(said)).read_text()
+    for shown in (" ".join(words(page).split()), " ".join(answer_text(said).split())):
+        for line in said.lines.values():
+            for label, cell in figures(line.as_dict(), "paper").items():
+                assert (f" {label.strip()} " in shown and f" {cell} " in shown) or cell == NONE, (label, cell)
 
 
 def test_failures_are_played_with_the_asked_replicas_and_settings(plain):

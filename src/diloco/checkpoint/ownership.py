@@ -1,7 +1,8 @@
 """Which of an island's ranks writes what, so that every value is written once.
 
-A plain tensor or value that several ranks hold at the same path is written by the first of them; of a sharded tensor
-every rank writes its chunk, and of chunks that several hold, such as under HSDP, the first.
+A plain tensor or value that several ranks hold at the same path is written by the first of them, and so is a list
+without tensors, as one value: a run's rounds are thousands. Of a sharded tensor every rank writes its chunk, and of
+chunks that several hold, such as under HSDP, the first.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _paths(node: Any, path: tuple, numbered: bool):
         numbered = numbered or _GROUPS in node
         for key, value in node.items():
             yield from _paths(value, (*path, key), numbered)
-    elif isinstance(node, list | tuple):
+    elif _is_walked(node):
         for index, value in enumerate(node):
             yield from _paths(value, (*path, index), numbered)
     elif not (isinstance(node, Tensor) and is_sharded(node)):
@@ -63,11 +64,22 @@ def _content(tensor: Tensor) -> str:
 def _prune(node: Any, path: tuple, taken: set[str]) -> Any:
     if isinstance(node, dict):
         return {key: _prune(value, (*path, key), taken) for key, value in node.items()}
-    if isinstance(node, list | tuple):
+    if _is_walked(node):
         return type(node)(_prune(value, (*path, index), taken) for index, value in enumerate(node))
     if isinstance(node, Tensor) and is_sharded(node):
         return node if is_owner(node) else ABSENT
     return ABSENT if _text(path) in taken else node
+
+
+def _is_walked(node: Any) -> bool:
+    """Whether it is a list whose elements are owned one by one."""
+    return isinstance(node, list | tuple) and any(_holds_tensors(value) for value in node)
+
+
+def _holds_tensors(node: Any) -> bool:
+    if isinstance(node, dict):
+        return any(_holds_tensors(value) for value in node.values())
+    return _is_walked(node) or isinstance(node, Tensor)
 
 
 def _text(path: tuple) -> str:

@@ -21,13 +21,11 @@ from diloco.shards import is_sharded, like, local
 
 Location = TypeVar("Location", str, Path)
 
-DEFAULT_KEEP = 3
-"""Whole checkpoints kept unless the caller says otherwise; 0 keeps all."""
 
-
-def save(root: str | Path, step: int, trees: dict[str, Any], meta: dict, keep: int = DEFAULT_KEEP) -> Path | str:
+def save(root: str | Path, step: int, trees: dict[str, Any], meta: dict, keep: int = Policy.last) -> Path | str:
     """Writes a full checkpoint as safetensors hold it, a unit for each of `trees`, and returns where it is.
 
+    `keep`: how many of the newest stay; 0 for all.
     After a failure the checkpoints before it are as they were; a damaged one of the same step is replaced.
 
     Raises:

@@ -110,9 +110,12 @@ class Store:
         return found
 
     def _link_problems(self, link: Manifest, content: bool) -> list[str]:
+        return [problem for part in link.parts if (problem := self.part_problem(link, part, content))]
+
+    def part_problem(self, link: Manifest, part: str, content: bool) -> str | None:
+        """What is wrong with a part's files; without `content` only their sizes are compared."""
         with tempfile.TemporaryDirectory(prefix="diloco-") as scratch:
-            found = (file_problem(self.storage, link, part, content, Path(scratch)) for part in link.parts)
-            return [problem for problem in found if problem]
+            return file_problem(self.storage, link, part, content, Path(scratch))
 
     # -- removing
 

@@ -111,12 +111,13 @@ class Writer:
 
         Raises:
             TypeError: a tree holds something that cannot be saved.
-            BadInput: there is a checkpoint of this step, or names are wrong.
+            BadInput: there is a checkpoint of this step already, or names are wrong.
             OSError, BadInput: as `settle`, of the save before.
         """
         self.settle()
         _check_names(step, trees, everyone)
-        if self.store.exists(step):
+        writes = bool(trees) or meta is not None  # a rank that does not may come when the others have finished
+        if writes and self.store.exists(step):
             raise BadInput(f"{self.store.name(step)} holds a checkpoint already: remove it or use another place")
         live, json_trees = {}, {}
         for part, tree in trees.items():

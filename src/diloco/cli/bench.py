@@ -49,8 +49,10 @@ def bench(options: BenchOptions) -> dict[str, Any]:
     """Raises BadInput for what cannot be timed."""
     import torch
 
+    from diloco.cli.outputs import check_outputs
     from diloco.train.bench import bench_device
 
+    check_outputs({"out": options.out})
     if options.threads < 0:
         raise BadInput(f"--threads is {options.threads}: give 0 for torch's own number, or more")
     if options.threads:
@@ -71,7 +73,7 @@ def bench(options: BenchOptions) -> dict[str, Any]:
 
 
 def summary(record: dict[str, Any]) -> str:
-    from diloco.plan.units import format_count, format_duration, format_flop_per_s, format_share
+    from diloco.units import format_count, format_duration, format_flop_per_s, format_share
 
     share = format_share(record["flop_per_s"] / record["matmul_flop_per_s"])
     return (

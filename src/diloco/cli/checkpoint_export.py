@@ -54,8 +54,8 @@ def run(arguments: list[str]) -> int:
         facts = {"run": trained.name, "step": trained.step, "weights": trained.weights, "bytes": size_bytes}
         print_json({**facts, "to": options.to, "format": options.format, "dtype": options.dtype})
         return 0
-    from diloco.watch.units import size
+    from diloco.units import format_bytes
 
-    print(f"weights {trained.weights} after inner step {trained.step} of {trained.name}: {size(size_bytes)} as")
+    print(f"weights {trained.weights} after inner step {trained.step} of {trained.name}: {format_bytes(size_bytes)} as")
     print("\n".join(f"  {file}" for file in files))
     return 0

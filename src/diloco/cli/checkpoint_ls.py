@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from diloco.cli.checkpoint_place import open_place, refuse_step, structural_problem, wide_console
+from diloco.cli.checkpoint_place import open_place, refuse_step
 from diloco.cli.options import Common, parse
-from diloco.cli.show import print_json, progress
+from diloco.cli.show import print_json, progress, wide_console
 from diloco.errors import BadInput
 
 if TYPE_CHECKING:
@@ -31,31 +31,32 @@ def run(arguments: list[str]) -> int:
     options = parse(LsOptions, arguments, "checkpoint ls")
     store, step = open_place(options.place)
     refuse_step(options.place, step, "ls")
-    steps, rows = store.steps(), []
+    steps, rows, known = store.steps(), [], {}
     with progress(f"looking at {options.place}", quiet=options.json) as update:
         for done, step in enumerate(steps):
             update(f"looking at {store.name(step)}", done / len(steps))
-            rows.append(row_of(store, step))
+            rows.append(row_of(store, step, known))
     total = sum(row["bytes"] or 0 for row in rows)
     if options.json:
         print_json({"place": str(store), "bytes": total, "checkpoints": rows})
         return 0
-    from diloco.watch.units import size
+    from diloco.units import format_bytes
 
     wide_console().print(_table(rows))
-    print(f"{len(rows)} checkpoint{'s' * (len(rows) != 1)}, {size(total)} in {store}")
+    print(f"{len(rows)} checkpoint{'s' * (len(rows) != 1)}, {format_bytes(total)} in {store}")
     for row in rows:
         if row["problem"]:
             print(f"step {row['step']} cannot be used: {row['problem']}")
     return 0
 
 
-def row_of(store: Store, step: int) -> dict[str, Any]:
-    """Keys as with --json; None where a damaged manifest does not tell."""
+def row_of(store: Store, step: int, known: dict[int, list[str]] | None = None) -> dict[str, Any]:
+    """Keys as with --json; None where a damaged manifest does not tell. `known` as in `Store.problems`."""
     from diloco.checkpoint import LOSS
 
     row: dict[str, Any] = dict.fromkeys(("kind", "base", "bytes", "tensor_bytes", "ratio", "loss"))
-    row |= {"step": step, "problem": structural_problem(store, step), "written": written(store, step)}
+    problems = store.problems(step, content=False, known={} if known is None else known)
+    row |= {"step": step, "problem": next(iter(problems), None), "written": written(store, step)}
     try:
         manifest = store.manifest(step)
     except BadInput:
@@ -86,7 +87,7 @@ def written(store: Store, step: int) -> float | None:
 def _table(rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
-    from diloco.watch.units import NONE, duration, loss, size
+    from diloco.units import NONE, format_bytes, format_duration, format_loss
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("step", "kind", "bytes", "of tensors", "loss", "age", "whole"):
@@ -97,10 +98,10 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         table.add_row(
             str(row["step"]),
             NONE if row["kind"] is None else f"{form}, {row['kind']}",
-            size(row["bytes"]),
+            format_bytes(row["bytes"]),
             NONE if row["ratio"] is None else f"{row['ratio']:.1%}",
-            loss(row["loss"]),
-            duration(None if row["written"] is None else max(now - row["written"], 0.0)),
+            format_loss(row["loss"]),
+            format_duration(None if row["written"] is None else max(now - row["written"], 0.0)),
             "damaged" if row["problem"] else "yes",
         )
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diloco.errors import BadInput
 
@@ -33,25 +33,3 @@ def refuse_step(text: str, step: int | None, verb: str) -> None:
         raise BadInput(
             f"{text} names the checkpoint of step {step}, but {verb} looks at all of them: leave the step out"
         )
-
-
-def structural_problem(store: Store, step: int) -> str | None:
-    """What keeps a checkpoint from being whole, as far as manifests and file sizes tell; reads no tensors."""
-    from pathlib import Path
-
-    from diloco.checkpoint.saved import file_problem
-
-    try:
-        chain = store.chain(step)
-    except BadInput as error:
-        return str(error)
-    problems = (file_problem(store.storage, link, part, False, Path()) for link in chain for part in link.parts)
-    return next(filter(None, problems), None)
-
-
-def wide_console() -> Any:
-    """For tables: as wide as the terminal, or wide enough for every column where the output is a pipe."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(width=200, highlight=False, markup=False)

@@ -85,10 +85,10 @@ def may_be_running(place: str) -> bool:
 
 
 def _say(planned: Plan, freed_bytes: int, verb: str) -> None:
-    from diloco.watch.units import size
+    from diloco.units import format_bytes
 
     steps = f": {_steps(planned.removed)}" if planned.removed else ""
-    print(f"{verb} {len(planned.removed)} checkpoints, {size(freed_bytes)}{steps}")
+    print(f"{verb} {len(planned.removed)} checkpoints, {format_bytes(freed_bytes)}{steps}")
     for step, problem in planned.damaged.items():
         print(f"  step {step} cannot be used: {problem}")
     if planned.unfinished:

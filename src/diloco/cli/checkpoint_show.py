@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from diloco.cli.checkpoint_ls import row_of
-from diloco.cli.checkpoint_place import open_place, wide_console
+from diloco.cli.checkpoint_place import open_place
 from diloco.cli.options import Common, parse
-from diloco.cli.show import print_json
+from diloco.cli.show import print_json, wide_console
 from diloco.errors import BadInput
 
 if TYPE_CHECKING:
@@ -100,17 +100,18 @@ def _sizes(entry: dict) -> tuple[str, int, int, int]:
 def _say(answer: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from diloco.watch.units import count, loss, size
+    from diloco.units import format_bytes, format_count, format_loss
 
     print(f"{answer['checkpoint']}: checkpoint {answer['number']} of its run, after inner step {answer['step']}")
     chain = answer["chain"][1:]
     print("it is full" if not chain else f"it holds differences, and rests on step {', '.join(map(str, chain))}")
-    print(f"{size(answer['bytes'])} stored ({answer['kind']}) for {size(answer['tensor_bytes'])} of tensors")
+    stored, raw = format_bytes(answer["bytes"]), format_bytes(answer["tensor_bytes"])
+    print(f"{stored} stored ({answer['kind']}) for {raw} of tensors")
     if answer["loss"] is not None:
-        print(f"held-out loss {loss(answer['loss'])} nats per token")
+        print(f"held-out loss {format_loss(answer['loss'])} nats per token")
     if answer["problem"]:
         print(f"it cannot be used: {answer['problem']}")
-    print("\nparts: " + ", ".join(f"{name} {size(bytes)}" for name, bytes in answer["parts"].items()) + "\n")
+    print("\nparts: " + ", ".join(f"{name} {format_bytes(bytes)}" for name, bytes in answer["parts"].items()) + "\n")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("unit", "what", "dtype", "tensors", "elements", "bytes", "stored", "of it", "written as"):
         table.add_column(name, justify="left" if name in ("unit", "what", "dtype", "written as") else "right")
@@ -118,8 +119,8 @@ def _say(answer: dict[str, Any]) -> None:
         share = f"{row['bytes'] / row['tensor_bytes']:.1%}" if row["tensor_bytes"] else ""
         how = ", ".join(f"{n} {name}" for name, n in row["how"].items())
         table.add_row(
-            row["unit"], row["what"], row["dtype"], str(row["tensors"]), count(row["elements"]),
-            size(row["tensor_bytes"]), size(row["bytes"]), share, how,
+            row["unit"], row["what"], row["dtype"], str(row["tensors"]), format_count(row["elements"]),
+            format_bytes(row["tensor_bytes"]), format_bytes(row["bytes"]), share, how,
         )  # fmt: skip
     wide_console().print(table)
     print("\nof the run: " + ", ".join(f"{key} {value}" for key, value in answer["meta"].items() if _short(value)))

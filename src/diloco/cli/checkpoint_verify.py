@@ -36,11 +36,11 @@ def run(arguments: list[str]) -> int:
         answer = {"ok": not problems, "problems": problems, "steps": wanted, "whole": whole, "bytes_read": read_bytes}
         print_json({**answer, "place": str(store)})
         return 1 if problems else 0
-    from diloco.watch.units import size
+    from diloco.units import format_bytes
 
     for problem in problems:
         print(problem)
-    print(f"{len(whole)} of {len(wanted)} checkpoints in {store} are whole; {size(read_bytes)} read")
+    print(f"{len(whole)} of {len(wanted)} checkpoints in {store} are whole; {format_bytes(read_bytes)} read")
     if lost := sorted(unusable - damaged.keys()):
         print(f"undamaged, but of no use without what is damaged: step {', '.join(map(str, lost))}")
     if problems and whole:
@@ -63,18 +63,8 @@ def check(store: Store, wanted: list[int], quiet: bool) -> tuple[dict[int, list[
         for step, link in sorted(links.items()):
             for part in link.parts:
                 update(f"reading {store.name(step)}", read_bytes / total if total else 1.0)
-                if problem := _file_problem(store, link, part):
+                if problem := store.part_problem(link, part, content=True):
                     damaged.setdefault(step, []).append(problem)
                 read_bytes += sum(link.parts[part].bytes.values())
     unusable = {step for step in wanted if step not in chains or any(link.step in damaged for link in chains[step])}
     return dict(sorted(damaged.items())), unusable, read_bytes
-
-
-def _file_problem(store: Store, link: Manifest, part: str) -> str | None:
-    import tempfile
-    from pathlib import Path
-
-    from diloco.checkpoint.saved import file_problem
-
-    with tempfile.TemporaryDirectory(prefix="diloco-") as scratch:
-        return file_problem(store.storage, link, part, True, Path(scratch))

@@ -93,10 +93,12 @@ def run(arguments: list[str]) -> int:
 def _fit(options: FitOptions) -> dict[str, Any]:
     """The answer as one JSON-ready object, with the files written that were asked for."""
     from diloco.laws import compare_forms, fit_law
+    from diloco.laws.figures import NAMES
     from diloco.laws.tables import files_of
 
     files = {"out": options.out, "hyperparameters": options.hyperparameters, "report": options.report}
-    check_outputs(files, [file for source in options.rows for file in files_of(Path(source))])
+    pictures = {"png": (options.png, [f"{name}.png" for name in NAMES])}
+    check_outputs(files, [file for source in options.rows for file in files_of(Path(source))], pictures)
     if options.png:
         from diloco.watch.law_png import need_matplotlib
 
@@ -183,7 +185,7 @@ def _write(
 def _draw(options: FitOptions, law: Law, rows: Rows, comparison: Comparison | None) -> dict[str, Path]:
     from diloco.laws.figures import figures
 
-    pictures = figures(law, rows)
+    pictures = figures(law)
     written: dict[str, Path] = {}
     if options.report:
         from diloco.watch.law_page import write_law_page

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from diloco.cli.show import table, wide_console
 from diloco.watch.law_words import MINUS, coefficient, ends, percent, pull_heads, signed_percent
 
 _SHOWN_INFLUENCES = 5
@@ -12,12 +13,9 @@ _SHOWN_INFLUENCES = 5
 
 def say(answer: dict[str, Any]) -> None:
     """Print what `diloco fit` found; `answer` is its JSON."""
-    from rich.console import Console
-
     from diloco.laws.arguments import counted
 
-    console = Console(highlight=False, markup=False)
-    console = console if console.is_terminal else Console(width=200, highlight=False, markup=False)
+    console = wide_console()
     certificate = answer["certificate"]
     starts = f"{certificate['agree_share']:.0%} of {certificate['starts']} random starts end at this optimum"
     print(f"{answer['target']} = {answer['expression']}   ({answer['form']}, law {answer['law']})")
@@ -46,16 +44,19 @@ def coefficients_table(answer: dict[str, Any]) -> Any:
     for key, value in answer["coefficients"].items():
         interval = answer["intervals"].get(key)
         lines.append((key, coefficient(value), ends(interval)))
-    return _table(("coefficient", "value", f"{answer['level']:.0%} interval"), lines)
+    return table(("coefficient", "value", f"{answer['level']:.0%} interval"), lines)
 
 
 def holdout_table(holdout: dict[str, Any]) -> Any:
+    has_outliers = any(split["set_aside"] for split in holdout["splits"])
     lines = [
         (
             f"{holdout['size_axis']} to {split['trained_to']:.4g}",
             str(split["trained"]),
             str(split["tested"]),
+            *([str(split["set_aside"])] if has_outliers else []),
             percent(split["mean_error_pct"]),
+            *([percent(split["mean_error_with_all_pct"])] if has_outliers else []),
             _signed(split["bias_pct"]),
             f"{split['inside_share']:.0%}",
             f"± {percent(split['half_width_pct'])}",
@@ -64,8 +65,8 @@ def holdout_table(holdout: dict[str, Any]) -> Any:
         )
         for split in holdout["splits"]
     ]
-    heads = ("trained on", "runs", "tested", "error", "bias", "inside", "interval", "carried over", "no floor")
-    return _table(heads, lines)
+    counts = ("tested", "set aside", "error", "error with those") if has_outliers else ("tested", "error")
+    return table(("trained on", "runs", *counts, "bias", "inside", "interval", "carried over", "no floor"), lines)
 
 
 def forms_table(comparison: Sequence[dict[str, Any]]) -> Any:
@@ -79,7 +80,7 @@ def forms_table(comparison: Sequence[dict[str, Any]]) -> Any:
         )
         for line in comparison
     ]
-    return _table(("form", "expression", "hold-out error", "off its own runs", "as good as the best"), lines, 2)
+    return table(("form", "expression", "hold-out error", "off its own runs", "as good as the best"), lines, 2)
 
 
 def _say_holdout(console: Any, answer: dict[str, Any]) -> None:
@@ -100,7 +101,7 @@ def _say_holdout(console: Any, answer: dict[str, Any]) -> None:
             )
             for item in pulls
         ]
-        console.print(_table(("run", "error", "in sd", *pull_heads(moved)), lines))
+        console.print(table(("run", "error", "in sd", *pull_heads(moved)), lines))
 
 
 def _say_rates(rates: dict[str, Any] | None) -> None:
@@ -120,14 +121,3 @@ def _say_rates(rates: dict[str, Any] | None) -> None:
 def _signed(value: float | None) -> str:
     """With the sign that the other columns of the terminal have."""
     return signed_percent(value).replace(MINUS, "-")
-
-
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int = 1) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="left" if index < text_columns else "right")
-    for line in lines:
-        table.add_row(*line)
-    return table

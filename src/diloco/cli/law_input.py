@@ -1,9 +1,9 @@
-"""What the verbs on scaling laws share: pairs such as loss=val_bpb, the law asked for, and the point asked about."""
+"""What the verbs on scaling laws read: pairs such as loss=val_bpb, numbers such as 35M, and files that hold a law."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from diloco.laws import HyperparameterLaws, Law
 
 PAPER, ARTICLE = "paper", "article"
-_OWN_OPTION = ("params", "replicas", "tokens")
-COUNTS = ("--params", "--replicas", "--tokens", "--budget")
-"""Options that take numbers as tables write them, such as 35M."""
-
-_NO_AXIS = ("rule", "law", "hyperparameters")
 
 
 def gather_pairs(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
@@ -106,21 +101,6 @@ def numbers(words: Sequence[str], option: str, example: str) -> dict[str, float]
     return found
 
 
-def further_axes(words: Sequence[str]) -> dict[str, float]:
-    """The numbers of `--at`, by the names that laws use: H=100 is sync_every."""
-    from diloco.laws.axes import canonical
-
-    found = {canonical(name): value for name, value in numbers(words, "at", "sync_every=100").items()}
-    for name, value in found.items():
-        if name in _OWN_OPTION:
-            raise BadInput(f"--at is {name}={value:g}, which has its own option: give --{name} {value:g}")
-        if name in _NO_AXIS:
-            raise BadInput(f"--at is {name}={value:g}, which is no axis of a law: give one such as sync_every=100")
-        if value <= 0:
-            raise BadInput(f"--at is {name}={value:g}, and an axis of a law is above 0: give such a number")
-    return found
-
-
 def open_law(name: str) -> Law:
     """A law from its file; `paper` is the paper's Table 4 fitted with the paper's form."""
     from diloco.laws import load_law
@@ -141,26 +121,3 @@ def open_hyperparameters(name: str) -> HyperparameterLaws | None:
             f"--hyperparameters is {name}, which is no file: give one that `diloco fit --hyperparameters` wrote"
         )
     return load_hyperparameters(name) if name else None
-
-
-def checked_point(params: float | None, replicas: float, tokens: float | None) -> None:
-    """Refuses a question that no law has an answer to; None is what was left out. Raises BadInput."""
-    from diloco.laws.arguments import positive
-
-    for name, value in (("params", params), ("replicas", replicas), ("tokens", tokens)):
-        if value is not None:
-            positive(name, value)
-
-
-def unused_axes(law: Law, replicas: float, tokens: float | None, further: Mapping[str, float]) -> list[str]:
-    """A sentence for each number that was given and does not change the law's answer."""
-    from diloco.laws.axes import TOKENS_PER_PARAM
-
-    given = dict(further)
-    given |= {"replicas": replicas} if replicas != 1 else {}
-    given |= {"tokens": tokens} if tokens is not None and TOKENS_PER_PARAM not in law.form.axes else {}
-    return [
-        f"{axis} {value:.4g} does not change the answer: the law, {law.form.expression}, does not know {axis}"
-        for axis, value in given.items()
-        if axis not in law.form.axes
-    ]

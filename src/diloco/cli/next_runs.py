@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from diloco.cli.law_input import COUNTS, checked_point, further_axes, gather_pairs, open_law, plain_numbers
-from diloco.cli.options import Common, parse
-from diloco.cli.show import print_json
+from diloco.cli.law_input import open_law
+from diloco.cli.law_question import Question, ask
+from diloco.cli.show import print_json, table, wide_console
 from diloco.errors import BadInput
 
 if TYPE_CHECKING:
@@ -17,21 +17,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NextRunsOptions(Common):
-    """Plans runs that narrow a law at the size you care about, most per FLOP first, until the budget is spent."""
+class NextRunsOptions(Question):
+    """Plans runs that narrow a law at the size you care about, most per FLOP first, until the budget is spent. That
+    target is what --params, --replicas, --tokens and --at say."""
 
     law: str = ""
     """A file that `diloco fit --out` wrote, or paper."""
     budget: float | None = None
     """FLOPs to spend on all of them together."""
-    params: float | None = None
-    """Target: parameters of the model that the law is asked about."""
-    replicas: float = 1.0
-    """Target: replicas (M)."""
-    tokens: float | None = None
-    """Target: training tokens; 20 per parameter where left out."""
-    at: tuple[str, ...] = ()
-    """Target: other axes of the law, as in sync_every=100."""
     candidates: str = ""
     """A table of runs that can be made, with the law's axes as columns and perhaps flops; left out: the ladder's own
     rungs, the middles between them, and the target."""
@@ -43,19 +36,15 @@ class NextRunsOptions(Common):
 
 
 def run(arguments: list[str]) -> int:
-    options = parse(NextRunsOptions, plain_numbers(gather_pairs(arguments, ("--at",)), COUNTS), "next-runs")
+    options = ask(NextRunsOptions, arguments, "next-runs")
     from diloco.laws import next_runs
     from diloco.laws.arguments import speaking_flags
-    from diloco.laws.design import flops_of
 
     with speaking_flags():
-        checked_point(options.params, options.replicas, options.tokens)
         law = open_law(options.law)
-        target = _target(options, law)
+        target, notes = _target(options, law)
         points = _candidates(options.candidates, law) if options.candidates else None
-        chosen = next_runs(
-            law, options.budget, target, candidates=points, cost=lambda point: point.get("flops") or flops_of(point)
-        )
+        chosen = next_runs(law, options.budget, target, candidates=points)
     answer = {
         "law": law.id,
         "target": target,
@@ -65,28 +54,31 @@ def run(arguments: list[str]) -> int:
         "half_width_before_pct": chosen[0].half_width_before_pct if chosen else None,
         "half_width_after_pct": chosen[-1].half_width_after_pct if chosen else None,
         "runs": [asdict(item) for item in chosen],
+        "notes": [*notes, *options.unused(law)],
     }
     print_json(answer) if options.json else _say(answer)
     return 0
 
 
-def _target(options: NextRunsOptions, law: Law) -> dict[str, float]:
-    """The law's axes at the target; 20 tokens per parameter where nothing else was said."""
+def _target(options: NextRunsOptions, law: Law) -> tuple[dict[str, float], list[str]]:
+    """The law's axes at the target, and where its tokens are from if nobody gave them."""
     from diloco.laws.axes import TOKENS_PER_PARAM
-    from diloco.laws.design import TOKENS_PER_PARAM_DEFAULT
+    from diloco.laws.budget import tokens_of
 
     known: dict[str, float | None] = {"replicas": options.replicas, "params": options.params, "tokens": options.tokens}
+    further, notes = options.further(), []
     if options.params:
-        known["tokens"] = options.tokens or TOKENS_PER_PARAM_DEFAULT * options.params
+        tokens = further[TOKENS_PER_PARAM] * options.params if TOKENS_PER_PARAM in further else options.tokens
+        known["tokens"], notes = tokens_of(options.params, tokens, law.runs.tokens_per_param)
         known[TOKENS_PER_PARAM] = known["tokens"] / options.params
-    known |= further_axes(options.at)
+    known |= further
     for axis in law.form.axes:
         if known.get(axis) is None:
             flag, value = (f"--{axis}", " 10e9") if axis in ("params", "tokens") else (f"--at {axis}", "=100")
             raise BadInput(
                 f"{flag} is missing: the law is {law.form.expression}; say where it is asked, as in {flag}{value}"
             )
-    return {axis: known[axis] for axis in law.form.axes}
+    return {axis: known[axis] for axis in law.form.axes}, notes
 
 
 def _candidates(path: str, law: Law) -> list[dict[str, float]]:
@@ -113,22 +105,27 @@ def _candidates(path: str, law: Law) -> list[dict[str, float]]:
 
 
 def _say(answer: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     where = ", ".join(f"{axis} {value:.4g}" for axis, value in answer["target"].items())
-    if not answer["runs"]:
+    if answer["runs"]:
+        print(
+            f"at {where} the law is known to ± {answer['half_width_before_pct']:.2f}% ({answer['level']:.0%} interval)"
+        )
+        heads = ("run", *answer["target"], "FLOPs", "then known to")
+        lines = [
+            (
+                str(index),
+                *(f"{item['axes'][axis]:.4g}" for axis in answer["target"]),
+                f"{item['flops']:.3g}",
+                f"± {item['half_width_after_pct']:.2f}%",
+            )
+            for index, item in enumerate(answer["runs"], start=1)
+        ]
+        wide_console().print(table(heads, lines, text_columns=0))
+        print(
+            f"together {answer['flops']:.3g} of {answer['budget_flops']:.3g} FLOPs; it holds if the form is right and "
+            "the noise stays at what it was"
+        )
+    else:
         print(f"no run within {answer['budget_flops']:.3g} FLOPs narrows the law at {where} by 1% or more")
-        return
-    print(f"at {where} the law is known to ± {answer['half_width_before_pct']:.2f}% ({answer['level']:.0%} interval)")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("run", *answer["target"], "FLOPs", "then known to"):
-        table.add_column(head, justify="right")
-    for index, item in enumerate(answer["runs"], start=1):
-        axes = (f"{item['axes'][axis]:.4g}" for axis in answer["target"])
-        table.add_row(str(index), *axes, f"{item['flops']:.3g}", f"± {item['half_width_after_pct']:.2f}%")
-    Console(highlight=False).print(table)
-    print(
-        f"together {answer['flops']:.3g} of {answer['budget_flops']:.3g} FLOPs; it holds if the form is right and the "
-        "noise stays at what it was"
-    )
+    for note in answer["notes"]:
+        print(f"note: {note}")

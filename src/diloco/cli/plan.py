@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diloco.cli.options import Common, parse
-from diloco.cli.show import print_json
+from diloco.cli.show import print_json, warn
 from diloco.errors import BadInput
 from diloco.plan.asked import Asked
 
@@ -23,10 +23,13 @@ ARTICLE = "article"
 @dataclass(frozen=True)
 class PlanOptions(Asked, Common):
     """Sets one site alone, data parallel, DiLoCo and streaming DiLoCo side by side for one run: time, bandwidth, money,
-    memory, failures and loss. With a deadline, a budget or a target loss it also searches for the best settings."""
+    memory, failures and loss. With a deadline, a budget or a target loss it also searches for the best settings.
+
+    diloco plan --params 7b --tokens 140b --sites 2x64xh100 --between 1gbit,20ms
+    """
 
     search: bool = False
-    """Search for the configurations that none beats in loss, days and dollars, without a goal too."""
+    """Without a goal: the configurations that none beats in loss, days and dollars."""
     report: str = ""
     """Write an HTML page with pictures to this file; it opens offline."""
     like: str = ""
@@ -34,6 +37,10 @@ class PlanOptions(Asked, Common):
 
 
 def run(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        from diloco.cli.plan_help import print_help
+
+        print_help(PlanOptions)
     options = parse(PlanOptions, arguments, "plan")
     if options.like not in ("", ARTICLE):
         raise BadInput(f"--like is {options.like}: give {ARTICLE}, the only one there is")
@@ -47,6 +54,8 @@ def run(arguments: list[str]) -> int:
     new = bool(options.report) and not Path(options.report).parent.exists()
     with speaking_flags():
         answer, found = plan(options)
+    for sentence in answer.warnings:
+        warn(sentence)
     written = _write_report(options.report, answer, found) if options.report else None
     if options.json:
         print_json(as_record(answer, found) | ({"report": str(written)} if written else {}))

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from diloco.plan.answer import TARGETS, Answer, Line
+from diloco.plan.answer import Answer, Line
 from diloco.plan.question import LABELS
-from diloco.plan.units import (
-    format_bandwidth,
-    format_bytes,
-    format_count,
-    format_days,
-    format_duration,
-    format_loss,
-    format_needed,
-    format_share,
-    format_things,
-    format_usd,
-)
+from diloco.units import format_bandwidth, format_count, format_duration, format_things
+from diloco.watch.plan_rows import CHOICE_HEAD, choice_row, choice_words, common_rows, figures
 
 if TYPE_CHECKING:
     from diloco.plan.article import Article
@@ -28,13 +17,13 @@ if TYPE_CHECKING:
     from diloco.plan.search import Choice, Found
 
 WIDTH = 110
-_NONE = "-"
 
 
 def answer_text(answer: Answer) -> str:
     """The question, the verdict, a column per method, and what it all rests on."""
+    first = [line for text in (answer.verdict, answer.advice) for line in _wrap(text)]
     parts = [
-        question_line(answer.question), "", *textwrap.wrap(answer.verdict, WIDTH), "", _table(answer),
+        question_line(answer.question), "", *first, "", _table(answer),
         *_bullets("assumptions", answer.question.assumed), *_bullets("notes", answer.notes),
     ]  # fmt: skip
     return "\n".join(parts)
@@ -66,56 +55,29 @@ def method_words(line: Line) -> str:
     return " ".join([*words, *([f"P={run.fragments}"] if run.fragments > 1 else [])])
 
 
-def rows_of(line: Line, law: str) -> dict[str, str]:
-    """Every figure of a method by its label."""
-    clock, split = line.clock, line.run.island
-    need = line.needed_gbit_per_s
-    return {
-        "time": format_days(line.days),
-        "cost": _usd(line.cost_usd),
-        f"loss ({law})": _loss(line),
-        "compute utilisation": format_share(clock.utilization),
-        "a step": format_duration(clock.step_s),
-        "  computing": format_duration(clock.compute_s / clock.steps),
-        "  waiting for the link": _seconds(clock.between_s / clock.steps),
-        "  waiting inside a site": _seconds((clock.inside_s + clock.codec_s) / clock.steps),
-        "  pipeline bubble": _seconds(clock.bubble_s / clock.steps),
-        "tokens a second": format_count(line.tokens_per_s),
-        **{f"link for {target:.0%} at this H": format_needed(need[target]) for target in TARGETS},
-        "sent over the link a day": format_bytes(line.bytes_per_day) if line.bytes_per_day else _NONE,
-        "tensor x pipeline": f"{split.tensor} x {split.pipeline}" if split.tensor * split.pipeline > 1 else _NONE,
-        "memory of a chip": format_bytes(line.memory_bytes),
-        "  that can be used": format_bytes(line.chip_bytes),
-        "goodput under failures": format_share(line.goodput),
-    }
-
-
 def search_text(found: Found, question: Question) -> str:
     """The best configuration, and those that none beats."""
-    lines = [f"\nsearched {found.tried:,} configurations, failures included"]
+    length = f"; {found.length}" if found.length else ""
+    lines = ["", *_wrap(f"searched {found.tried:,} configurations, failures included{length}")]
     if found.best:
-        lines += textwrap.wrap(f"{found.goal}: {choice_words(found.best)}", WIDTH)
-    head = ("days", "cost", f"loss ({question.law.name})", "sites", "M", "H", "codec", "tau", "P", "batch", "tokens")
+        lines += _wrap(f"{found.goal}: {choice_words(found.best.as_dict())}")
+        if not found.best.data_parallel and found.best.sites == len(question.cluster.sites):
+            lines += _wrap(f"side by side with the others by {_options(found.best)}")
+    head = tuple(f"loss ({question.law.name})" if name == "loss" else name for name in CHOICE_HEAD)
     lines += [
         "none beats these in days, dollars and loss at once:",
-        columns(head, [_choice_row(c) for c in found.front]),
+        columns(head, [choice_row(choice.as_dict()) for choice in found.front]),
     ]
     return "\n".join(lines)
 
 
-def choice_words(choice: Choice) -> str:
-    """A configuration in words, with what it comes to."""
-    cost = f", {format_usd(choice.cost_usd)}" if choice.cost_usd is not None else ""
-    loss = f"loss {format_loss(choice.loss)} after {format_count(choice.tokens)} tokens"
-    end = f"{format_days(choice.days)}{cost}, {loss}"
-    sites = format_things(choice.sites, "site")
-    batch = f"batch {format_count(choice.batch_tokens)} tokens"
-    if choice.data_parallel:
-        return f"data parallel on {sites}, {batch}: {end}"
-    return (
-        f"{format_things(choice.replicas, 'replica')} on {sites}, H = {choice.sync_every}, {choice.codec}, overlap "
-        f"{choice.overlap}, {format_things(choice.fragments, 'fragment')}, {batch}: {end}"
-    )
+def _options(choice: Choice) -> str:
+    """What asks for a configuration."""
+    given = {
+        "replicas": choice.replicas, "sync-every": choice.sync_every, "codec": choice.codec, "overlap": choice.overlap,
+        "fragments": choice.fragments, "batch-tokens": f"{choice.batch_tokens:.0f}", "tokens": f"{choice.tokens:.0f}",
+    }  # fmt: skip
+    return " ".join(f"--{name} {value}" for name, value in given.items())
 
 
 def article_text(article: Article) -> str:
@@ -130,7 +92,7 @@ def article_text(article: Article) -> str:
         )
         for line in article.lines
     ]  # fmt: skip
-    verdict = [line for sentence in article.verdict for line in textwrap.wrap(sentence, WIDTH)]
+    verdict = [line for sentence in article.verdict for line in _wrap(sentence)]
     return "\n".join([*verdict, "", columns(head, rows), *_bullets("assumptions", article.assumptions)])
 
 
@@ -146,39 +108,18 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _table(answer: Answer) -> str:
     lines = list(answer.lines.values())
-    rows = [rows_of(line, answer.question.law.name) for line in lines]
     body = [("", *(method_words(line) for line in lines))]
-    body += [(label, *cells) for label in rows[0] if {*(cells := [row[label] for row in rows])} != {_NONE}]
+    body += common_rows([figures(line.as_dict(), answer.question.law.name) for line in lines])
     return columns(("", *(LABELS[line.name] for line in lines)), body)
-
-
-def _loss(line: Line) -> str:
-    loss = line.loss
-    if math.isnan(loss.low):
-        return format_loss(loss.value)
-    return f"{format_loss(loss.value)} ({loss.low:.2f}-{loss.high:.2f})"
-
-
-def _usd(usd: float | None) -> str:
-    return _NONE if usd is None or not math.isfinite(usd) else format_usd(usd)
-
-
-def _seconds(seconds: float) -> str:
-    return format_duration(seconds) if seconds else _NONE
-
-
-def _choice_row(choice: Choice) -> tuple[str, ...]:
-    cost = _usd(choice.cost_usd)
-    plain = choice.data_parallel
-    own = ("dp", *[_NONE] * 4) if plain else (
-        str(choice.replicas), str(choice.sync_every), choice.codec, str(choice.overlap), str(choice.fragments)
-    )  # fmt: skip
-    sizes = (format_count(choice.batch_tokens), format_count(choice.tokens))
-    return (format_days(choice.days), cost, format_loss(choice.loss), str(choice.sites), *own, *sizes)
 
 
 def _bullets(title: str, sentences: Iterable[str]) -> list[str]:
     lines = ["", f"{title}:"]
     for sentence in sentences:
-        lines += textwrap.wrap(f"- {sentence}", WIDTH, subsequent_indent="  ")
+        lines += _wrap(f"- {sentence}", "  ")
     return lines
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    """Lines that keep options such as --batch-tokens whole."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

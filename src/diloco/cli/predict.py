@@ -6,19 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from diloco.cli.law_input import (
-    ARTICLE,
-    COUNTS,
-    PAPER,
-    checked_point,
-    further_axes,
-    gather_pairs,
-    open_hyperparameters,
-    open_law,
-    plain_numbers,
-    unused_axes,
-)
-from diloco.cli.options import Common, parse
+from diloco.cli.law_input import ARTICLE, PAPER, open_hyperparameters, open_law
+from diloco.cli.law_question import Question, ask
 from diloco.cli.show import print_json
 from diloco.errors import BadInput
 
@@ -31,20 +20,12 @@ _LOSS = ("loss", "loss_low", "loss_high")
 
 
 @dataclass(frozen=True)
-class PredictOptions(Common):
+class PredictOptions(Question):
     """Says what a law promises for one run, with its interval and what it extrapolates over."""
 
     law: str = PAPER
     """A file that `diloco fit --out` wrote; paper, article; or a published coefficient by name, such as
     paper:table7:loss:replicas=4."""
-    params: float | None = None
-    """Parameters of the model, all of them."""
-    replicas: float = 1.0
-    """M: replicas."""
-    tokens: float | None = None
-    """Training tokens over all replicas together; 20 per parameter where left out."""
-    at: tuple[str, ...] = ()
-    """Other axes of the law, as in sync_every=100."""
     hyperparameters: str = ""
     """A file that `diloco fit --hyperparameters` wrote: where a fitted law's learning rates and batch come from."""
     level: float | None = None
@@ -52,7 +33,7 @@ class PredictOptions(Common):
 
 
 def run(arguments: list[str]) -> int:
-    options = parse(PredictOptions, plain_numbers(gather_pairs(arguments, ("--at",)), COUNTS), "predict")
+    options = ask(PredictOptions, arguments, "predict")
     from diloco.laws.arguments import speaking_flags
 
     with speaking_flags():
@@ -67,13 +48,11 @@ def predict(options: PredictOptions) -> dict[str, Any]:
     Raises:
         BadInput: an unknown law, or a number that it needs and was not given.
     """
-    further = further_axes(options.at)
-    checked_point(options.params, options.replicas, options.tokens)
     if options.law in (PAPER, ARTICLE) or options.law.startswith(_PUBLISHED):
         _refuse_for_published(options)
         return _published(options) if options.law.startswith(_PUBLISHED) else _by_rule(options)
     law = open_law(options.law)
-    return _fitted(law if options.level is None else law.at_level(options.level), options, further)
+    return _fitted(law if options.level is None else law.at_level(options.level), options)
 
 
 def _by_rule(options: PredictOptions) -> dict[str, Any]:
@@ -84,18 +63,19 @@ def _by_rule(options: PredictOptions) -> dict[str, Any]:
     return {"params": options.params, "replicas": options.replicas, **said, "target": "loss", "level": level}
 
 
-def _fitted(law: Law, options: PredictOptions, further: dict[str, float]) -> dict[str, Any]:
+def _fitted(law: Law, options: PredictOptions) -> dict[str, Any]:
     """Of a law from a file: what it says at the point, with learning rates and batch where their laws are given."""
     from diloco.laws import recommend
     from diloco.laws.report import finite
 
+    further = options.further()
     asked = {"params": options.params, "replicas": options.replicas, "tokens": options.tokens} | further
     if options.params is None and "params" not in law.form.axes:
         said: dict[str, Any] = dict.fromkeys((*_LOSS, *_SETTINGS)) | {"tokens": options.tokens, "warnings": []}
     else:
         rates = open_hyperparameters(options.hyperparameters)
         said = recommend(law, _params(options), options.replicas, options.tokens, rates, **further).as_dict()
-    said["warnings"] = [*said["warnings"], *unused_axes(law, options.replicas, options.tokens, further)]
+    said["warnings"] = [*said["warnings"], *options.unused(law)]
     asked["tokens"] = said["tokens"]
     return finite({**asked, **said, **dict.fromkeys(_LOSS), **_value(law, asked), "rule": "fitted"})
 
@@ -162,7 +142,8 @@ def _params(options: PredictOptions) -> float:
 def summary(answer: dict[str, Any]) -> str:
     """The answer for a person: the value, the settings, where from, and the reservations."""
     target = answer["target"]
-    lines = [f"{target} {answer[target]:.4g}{_interval(answer, target)}, by {answer['law']}"]
+    source = f"{'law ' * (answer['rule'] == 'fitted')}{answer['law']}"
+    lines = [f"{target} {answer[target]:.4g}{_interval(answer, target)}, by {source}"]
     if answer.get("curve_low") is not None and answer.get("curve_high") is not None:
         lines.append(f"the law itself, which the mean of many runs would show: {_between(answer, 'curve')}")
     said = [setting(key, answer[key]) for key in _SETTINGS if answer[key] is not None and key != target]
@@ -172,11 +153,15 @@ def summary(answer: dict[str, Any]) -> str:
 
 def setting(key: str, value: float) -> str:
     """ "inner lr 0.0003", "batch 32.8k tokens"."""
-    from diloco.watch.units import count
+    from diloco.units import format_count
 
     if key == "tokens":
-        return f"{count(value)} training tokens"
-    return f"batch {count(round(value))} tokens" if key == "batch_tokens" else f"{key.replace('_', ' ')} {value:.3g}"
+        return f"{format_count(value)} training tokens"
+    return (
+        f"batch {format_count(round(value))} tokens"
+        if key == "batch_tokens"
+        else f"{key.replace('_', ' ')} {value:.3g}"
+    )
 
 
 def _interval(answer: dict[str, Any], name: str) -> str:

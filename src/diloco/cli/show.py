@@ -6,8 +6,12 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 def print_json(record: dict[str, Any]) -> None:
@@ -17,6 +21,26 @@ def print_json(record: dict[str, Any]) -> None:
 
 def warn(sentence: str) -> None:
     print(f"warning: {sentence}", file=sys.stderr)
+
+
+def wide_console() -> Console:
+    """For tables: as wide as the terminal, or wide enough for every column where the output is a pipe."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(width=200, highlight=False, markup=False)
+
+
+def table(heads: Sequence[str], lines: Iterable[Sequence[str]], text_columns: int = 1) -> Table:
+    """Without a frame; numbers, which are what follows the first `text_columns`, to the right."""
+    from rich.table import Table
+
+    found = Table(box=None, pad_edge=False, header_style="bold")
+    for index, head in enumerate(heads):
+        found.add_column(head, justify="left" if index < text_columns else "right")
+    for line in lines:
+        found.add_row(*line)
+    return found
 
 
 @contextlib.contextmanager

@@ -21,34 +21,17 @@ _DISAGREE = {"loss": 1.01, "inner_lr": 1.25, "outer_lr": 1.25, "batch_tokens": 1
 """Factor between two rules from which on it is worth a sentence: about what a tuning grid can resolve."""
 
 _WHY = {
-    (
-        "loss",
-        "article",
-        "paper",
-    ): "the article's exponents come without data and let replicas lower the loss, the paper's 28 runs show "
-    "replicas raising it and size counting for more",
-    ("loss", "article", "fitted"): "the article's exponents come without data, the fitted law from the rows given",
-    (
-        "loss",
-        "paper",
-        "fitted",
-    ): "the paper's law has no floor and is of its own data and tokenizer; the fitted one is of the rows given",
-    (
-        "inner_lr",
-        "article",
-        "paper",
-    ): "the article keeps it constant, the paper's sweeps have it fall with size and rise with replicas",
-    (
-        "outer_lr",
-        "article",
-        "paper",
-    ): "the article has it fall with replicas from 0.0015, where the anchor hardly moves; the paper's sweeps "
-    "put the optimum at 0.4 to 0.8, rising with replicas",
-    (
-        "batch_tokens",
-        "article",
-        "paper",
-    ): "the article counts replicas only and stops at 131072, the paper has it grow with size too",
+    "loss, article, paper": "the article's exponents come without data and let replicas lower the loss, the paper's 28 "
+    "runs show replicas raising it and size counting for more",
+    "loss, article, fitted": "the article's exponents come without data, the fitted law from the rows given",
+    "loss, paper, fitted": "the paper's law has no floor and is of its own data and tokenizer; the fitted one is of "
+    "the rows given",
+    "inner_lr, article, paper": "the article keeps it constant, the paper's sweeps have it fall with size and rise "
+    "with replicas",
+    "outer_lr, article, paper": f"the article has it fall with replicas from {pub.ARTICLE_OUTER_LR:g}, where the "
+    "anchor hardly moves; the paper's sweeps put the optimum at 0.4 to 0.8, rising with replicas",
+    "batch_tokens, article, paper": "the article counts replicas only and stops at "
+    f"{pub.ARTICLE_BATCH_TOKENS_MOST}, the paper has it grow with size too",
 }
 _WHY_ELSE = "the fitted value comes from the sweep given, on its own sizes and data"
 
@@ -107,7 +90,7 @@ def _disagreement(quantity: str, a: Recommendation, b: Recommendation) -> str:
     if factor < _DISAGREE[quantity]:
         return ""
     apart = f"{100 * (factor - 1):.1f}% apart" if factor < 2 else f"{factor:.3g} times apart"
-    why = _WHY.get((quantity, a.rule, b.rule), _WHY_ELSE)
+    why = _WHY.get(f"{quantity}, {a.rule}, {b.rule}", _WHY_ELSE)
     return f"{quantity}: {a.rule} {first:.4g}, {b.rule} {second:.4g} ({apart}): {why}"
 
 

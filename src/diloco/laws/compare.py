@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from diloco.laws.arguments import of_type
 from diloco.laws.axes import COUNTING_AXES, LOSS, TOKENS_PER_PARAM
 from diloco.laws.fit import fit_law, general_axes
 from diloco.laws.forms import Form, names, resolve
+from diloco.laws.holdout import errors_pct
 from diloco.laws.law import Law
 from diloco.laws.report import finite
 from diloco.laws.rows import Rows, read_rows
@@ -31,7 +33,9 @@ class Comparison:
 
     laws: tuple[Law, ...]
     scores: dict[str, float]
-    """Form -> what the ranking is by: mean hold-out error in % over the splits that all forms have."""
+    """Form -> what the ranking is by: mean hold-out error in % over the splits that all forms have, on equal runs."""
+    set_aside: tuple[int, ...]
+    """Runs that count for no form, by their places in the rows: most forms set them aside as outliers."""
     left_out: dict[str, str]
     """Form -> why it could not be fitted to these rows."""
 
@@ -41,22 +45,21 @@ class Comparison:
 
     def table(self) -> list[dict[str, Any]]:
         """One line a form, JSON-ready."""
-        lines = []
-        for law in self.laws:
-            residual = np.log(law.runs.target / law.runs.fitted)[law.runs.weight > 0]
-            largest = law.holdout.splits[0] if law.holdout and law.holdout.splits else None
-            line = {
-                "form": law.form.name,
-                "expression": law.form.expression,
-                "rms_residual_pct": 100 * math.sqrt(float((residual**2).mean())),
-                "holdout_error_pct": self.scores[law.form.name],
-                "largest_out_error_pct": largest.mean_error_pct if largest else math.nan,
-                "largest_out_bias_pct": largest.bias_pct if largest else math.nan,
-                "largest_out_inside_share": largest.inside_share if largest else math.nan,
-                "indistinguishable": law is self.best or law.form.name in {o.form.name for o in self.best.alternatives},
-            }
-            lines.append(finite(line))
-        return lines
+        return [finite(self._line(law)) for law in self.laws]
+
+    def _line(self, law: Law) -> dict[str, Any]:
+        largest = law.holdout.splits[0] if law.holdout and law.holdout.splits else None
+        errors = errors_pct(largest, law.runs.target, self.set_aside) if largest else np.array([math.nan])
+        return {
+            "form": law.form.name,
+            "expression": law.form.expression,
+            "rms_residual_pct": law.rms_residual_pct,
+            "holdout_error_pct": self.scores[law.form.name],
+            "largest_out_error_pct": float(np.abs(errors).mean()),
+            "largest_out_bias_pct": float(errors.mean()),
+            "largest_out_inside_share": largest.inside_share if largest else math.nan,
+            "indistinguishable": law is self.best or law.form.name in {o.form.name for o in self.best.alternatives},
+        }
 
 
 def compare_forms(
@@ -84,16 +87,28 @@ def compare_forms(
     if not laws:
         reasons = "; ".join(dict.fromkeys(left_out.values()))
         raise BadInput(f"none of the forms {', '.join(left_out)} can be fitted to these rows: {reasons}")
-    scores = _scores(laws)
+    aside = _set_aside(laws)
+    scores = _scores(laws, aside)
     laws.sort(key=lambda law: (math.isnan(scores[law.form.name]), scores[law.form.name]))
     within = [law for law in laws if scores[law.form.name] <= TOLERANCE * scores[laws[0].form.name]] or laws[:1]
-    return Comparison(tuple(_knowing(law, within) for law in laws), scores, left_out)
+    return Comparison(tuple(_knowing(law, within) for law in laws), scores, aside, left_out)
 
 
-def _scores(laws: list[Law]) -> dict[str, float]:
+def _set_aside(laws: list[Law]) -> tuple[int, ...]:
+    """The runs that more than half of the forms set aside: no form may choose by itself what it is ranked by, and none
+    that fits too badly to see an outlier may bring it back for all."""
+    held = [law.holdout for law in laws if law.holdout and law.holdout.splits]
+    votes = Counter(run for holdout in held for run in holdout.set_aside)
+    return tuple(sorted(run for run, count in votes.items() if count > len(held) / 2))
+
+
+def _scores(laws: list[Law], aside: tuple[int, ...]) -> dict[str, float]:
     """Form -> mean hold-out error in % over the splits that every form has: fewer coefficients allow harder splits."""
     splits = {
-        law.form.name: {s.trained_to: s.mean_error_pct for s in law.holdout.splits} if law.holdout else {}
+        law.form.name: {
+            split.trained_to: float(np.abs(errors_pct(split, law.runs.target, aside)).mean())
+            for split in (law.holdout.splits if law.holdout else ())
+        }
         for law in laws
     }
     some = [found for found in splits.values() if found]
@@ -106,10 +121,6 @@ def _scores(laws: list[Law]) -> dict[str, float]:
 
 def _knowing(law: Law, within: list[Law]) -> Law:
     return replace(law, alternatives=tuple(other for other in within if other is not law)) if law in within else law
-
-
-def _error(law: Law) -> float:
-    return law.holdout.error_pct if law.holdout else math.nan
 
 
 def _applicable(rows: Rows, target: str) -> list[str]:
@@ -141,5 +152,5 @@ def counting_table(rows: Any, form: str | Form = "power-floor", **settings: Any)
         verdict = f"exponents differ by {spread:.2f} between ways to count parameters: claim none without saying which"
     else:
         verdict = f"exponents agree within {spread:.2f} between ways to count parameters"
-    errors = {axis: _error(law) for axis, law in laws.items()}
+    errors = {axis: law.holdout_error_pct for axis, law in laws.items()}
     return finite({"exponents": exponents, "holdout_error_pct": errors, "spread": spread, "verdict": verdict})

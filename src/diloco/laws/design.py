@@ -13,12 +13,11 @@ import numpy as np
 from diloco.errors import BadInput
 from diloco.laws.arguments import mapping, named, of_type, positive
 from diloco.laws.axes import TOKENS_PER_PARAM
+from diloco.laws.budget import RULE_OF_THUMB, flops_of
 from diloco.laws.law import Law
 from diloco.laws.quantile import t_quantile
 from diloco.laws.spread import levels
 
-TOKENS_PER_PARAM_DEFAULT = 20.0
-FLOPS_PER_PARAM_TOKEN = 6.0
 _MOST_RUNS = 20
 _MOST_LEVELS = 8
 _LEAST_GAIN = 0.01
@@ -36,19 +35,13 @@ class NextRun:
     half_width_after_pct: float
 
 
-def flops_of(axes: Mapping[str, float]) -> float:
-    """6 params tokens; 20 tokens per parameter where the law does not know tokens."""
-    tokens = axes.get("tokens", axes["params"] * axes.get(TOKENS_PER_PARAM, TOKENS_PER_PARAM_DEFAULT))
-    return FLOPS_PER_PARAM_TOKEN * axes["params"] * tokens
-
-
 def next_runs(
     law: Law,
     budget_flops: float,
     target: Mapping[str, float],
     *,
     candidates: Sequence[Mapping[str, float]] | None = None,
-    cost: Callable[[Mapping[str, float]], float] = flops_of,
+    cost: Callable[[Mapping[str, float]], float] | None = None,
 ) -> list[NextRun]:
     """Greedy c-optimal design: each step takes the run that lowers the variance at `target` most per FLOP.
 
@@ -57,8 +50,10 @@ def next_runs(
     At most one run per candidate.
 
     Args:
-        candidates: points per axis; by default sizes and token counts of the ladder and between its rungs.
-        cost: FLOPs of a run.
+        candidates: points per axis, each perhaps with its `flops`; by default sizes and token counts of the ladder and
+            between its rungs.
+        cost: FLOPs of a run; by default the candidate's own, or 6 params tokens, with as many tokens per parameter as
+            the law's runs had where the law does not know tokens.
 
     Raises:
         BadInput: a law without intervals or params, a target beyond any number, a candidate that costs nothing, or a
@@ -70,16 +65,8 @@ def next_runs(
         raise BadInput(f"law {law.id} has no interval to narrow: fit it on more rows than coefficients")
     budget_flops = positive("budget_flops", budget_flops, math.inf)
     law.predict(**target)
-    points = (
-        [mapping("candidates", point, "[{'params': 1e9, 'replicas': 1}]") for point in candidates]
-        if candidates is not None
-        else _between_rungs(law, target)
-    )
-    missing = [(number, axis) for number, point in enumerate(points, 1) for axis in law.form.axes if axis not in point]
-    if missing or not points:
-        lacking = f"number {missing[0][0]} has no {missing[0][1]}" if missing else "are none"
-        raise BadInput(f"{named('candidates')} {lacking}: give each of {', '.join(law.form.axes)} for every run")
-    prices = np.array([cost(point) for point in points])
+    points = _between_rungs(law, target) if candidates is None else _given(law, candidates)
+    prices = np.array([(cost or _cost(law))(point) for point in points])
     if not (prices > 0).all():
         raise BadInput(f"a candidate costs {prices.min():g} FLOPs: give sizes that cost something")
     if not (prices <= budget_flops).any():
@@ -87,9 +74,15 @@ def next_runs(
             f"{named('budget_flops', budget_flops)} FLOPs buys no candidate, the cheapest costs {prices.min():.3g}: "
             "raise it"
         )
-    columns = {axis: np.array([point[axis] for point in points]) for axis in law.form.axes}
-    gradient_CP, goal_P = law.log_gradient(columns), law.log_gradient(target)[0]
-    covariance, dof, left = law.covariance_PP / law.noise**2, law.dof, float(budget_flops)
+    return _greedy(law, budget_flops, law.log_gradient(target)[0], points, prices)
+
+
+def _greedy(
+    law: Law, left: float, goal_P: np.ndarray, points: list[dict[str, float]], prices: np.ndarray
+) -> list[NextRun]:
+    """The runs bought one after the other; `left` is the budget in FLOPs, `goal_P` the gradient at the target."""
+    gradient_CP = law.log_gradient({axis: np.array([point[axis] for point in points]) for axis in law.form.axes})
+    covariance, dof = law.covariance_PP / law.noise**2, law.dof
     chosen: list[NextRun] = []
     free = np.ones(len(points), dtype=bool)
     while (free & (prices <= left)).any() and len(chosen) < _MOST_RUNS:
@@ -107,6 +100,22 @@ def next_runs(
         free[best] = False
         left -= prices[best]
     return chosen
+
+
+def _cost(law: Law) -> Callable[[Mapping[str, float]], float]:
+    ratio = law.runs.tokens_per_param
+    per_param = ratio.middle if ratio else RULE_OF_THUMB
+    return lambda point: point.get("flops") or flops_of(point, per_param)
+
+
+def _given(law: Law, candidates: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Candidates with every axis of the law. Raises BadInput for one that lacks some, and for none."""
+    points = [mapping("candidates", point, "[{'params': 1e9, 'replicas': 1}]") for point in candidates]
+    missing = [(number, axis) for number, point in enumerate(points, 1) for axis in law.form.axes if axis not in point]
+    if missing or not points:
+        lacking = f"number {missing[0][0]} has no {missing[0][1]}" if missing else "are none"
+        raise BadInput(f"{named('candidates')} {lacking}: give each of {', '.join(law.form.axes)} for every run")
+    return points
 
 
 def _half_width_pct(law: Law, goal_P: np.ndarray, covariance: np.ndarray, dof: float) -> float:

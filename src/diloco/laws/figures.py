@@ -12,12 +12,13 @@ import numpy as np
 
 from diloco.errors import BadInput
 from diloco.laws.axes import TOKENS_PER_PARAM
-from diloco.laws.design import FLOPS_PER_PARAM_TOKEN
-from diloco.laws.fit import fit_law
+from diloco.laws.budget import FLOPS_PER_PARAM_TOKEN
+from diloco.laws.holdout import HoldOut, Split
 from diloco.laws.law import Law
 from diloco.laws.report import finite
-from diloco.laws.rows import Rows
 from diloco.laws.spread import levels
+
+NAMES = ("loss", "contours", "holdout")
 
 BEYOND = 5.0
 """Times the largest run that curves go on for: far enough to see the interval open."""
@@ -29,13 +30,9 @@ _GRID_POINTS = 60
 _BUDGETS = 24
 
 
-def figures(law: Law, rows: Rows | None = None) -> dict[str, Any]:
-    """The figures "loss", "contours" and "holdout" of a law, JSON-ready; None for one that the law does not have.
-
-    Args:
-        rows: the rows that `law` was fitted on; without them there is no hold-out figure, since it needs refits.
-    """
-    return finite({"loss": loss_figure(law), "contours": contour_figure(law), "holdout": _holdout(law, rows)})
+def figures(law: Law) -> dict[str, Any]:
+    """The figures "loss", "contours" and "holdout" of a law, JSON-ready; None for one that the law does not have."""
+    return finite(dict(zip(NAMES, (loss_figure(law), contour_figure(law), holdout_figure(law)), strict=True)))
 
 
 def loss_figure(law: Law) -> dict[str, Any]:
@@ -107,47 +104,43 @@ def contour_figure(law: Law) -> dict[str, Any] | None:
     }
 
 
-def holdout_figure(law: Law, rows: Rows) -> dict[str, Any] | None:
+def holdout_figure(law: Law) -> dict[str, Any] | None:
     """What each split of the hold-out, trained on the smaller runs, predicted for the larger ones.
 
     None for a law without splits.
     """
-    size_N = law.runs.columns[law.form.size_axis]
-    splits = []
-    for split in law.holdout.splits if law.holdout else ():
-        small = size_N <= split.trained_to * (1 + 1e-9)
-        if small.sum() <= len(law.form.parameters):
-            continue
-        trained = rows.take(np.flatnonzero(small))
-        part = fit_law(trained, law.form, target=law.target, level=law.level, holdout=False, **law.settings)
-        unseen = np.flatnonzero(~small)
-        curve = part.curve({axis: values[unseen] for axis, values in law.runs.columns.items()})
-        runs = zip(unseen, curve.value, curve.new_low, curve.new_high, strict=True)
-        splits.append(
+    if law.holdout is None or not law.holdout.splits:
+        return None
+    return {
+        "size_axis": law.form.size_axis,
+        "target": law.target,
+        "level": law.holdout.level,
+        "splits": [
             {
                 "trained_to": split.trained_to,
                 "trained": split.trained,
                 "mean_error_pct": split.mean_error_pct,
-                "runs": [
-                    {
-                        "run": law.runs.labels[i],
-                        "size": size_N[i],
-                        "measured": law.runs.target[i],
-                        "predicted": value,
-                        "low": low,
-                        "high": high,
-                    }
-                    for i, value, low, high in runs
-                ],
+                "runs": _predicted(law, law.holdout, split),
             }
-        )
-    if not splits:
-        return None
-    return {"size_axis": law.form.size_axis, "target": law.target, "level": law.level, "splits": splits}
+            for split in law.holdout.splits
+        ],
+    }
 
 
-def _holdout(law: Law, rows: Rows | None) -> dict[str, Any] | None:
-    return holdout_figure(law, rows) if rows is not None else None
+def _predicted(law: Law, holdout: HoldOut, split: Split) -> list[dict[str, Any]]:
+    size_N = law.runs.columns[law.form.size_axis]
+    return [
+        {
+            "run": law.runs.labels[i],
+            "size": size_N[i],
+            "measured": law.runs.target[i],
+            "predicted": value,
+            "low": low,
+            "high": high,
+            "set_aside": i in holdout.set_aside,
+        }
+        for i, value, low, high in zip(split.runs, split.predicted, split.low, split.high, strict=True)
+    ]
 
 
 def _knows_tokens(law: Law) -> bool:
@@ -190,7 +183,7 @@ def _curve(law: Law, x: np.ndarray, group: str, value: float) -> dict[str, Any]:
         log_x = np.log(law.runs.columns[size])
         slope, height = np.polyfit(log_x - log_x.mean(), np.log(law.runs.columns[axis]), 1)
         columns[axis] = np.exp(height + slope * (np.log(x) - log_x.mean()))
-    curve = law.curve({axis: values for axis, values in columns.items()})
+    curve = law.curve(columns)
     return {
         "group": float(value) if group else None,
         "x": x.tolist(),

@@ -13,13 +13,14 @@ from diloco.errors import BadInput
 from diloco.laws import axes as ax
 from diloco.laws import notes as say
 from diloco.laws.arguments import mapping, named, of_type, one_number, sane_level, whole
-from diloco.laws.certify import certify
+from diloco.laws.budget import token_ratio
+from diloco.laws.certify import Certificate, certify
 from diloco.laws.expressions import NUMBERS
 from diloco.laws.forms import GENERAL, Form, resolve
-from diloco.laws.holdout import hold_out, is_exact
+from diloco.laws.holdout import HoldOut, hold_out
 from diloco.laws.law import Law, Runs
 from diloco.laws.model import bind, limits
-from diloco.laws.problem import Problem, Solution
+from diloco.laws.problem import Problem, Solution, is_exact
 from diloco.laws.quantile import t_quantile
 from diloco.laws.robust import fit_problem
 from diloco.laws.rows import Rows, read_rows
@@ -64,25 +65,15 @@ def fit_law(
     of_type("form", form, (str, Form), "a name, an expression or a Form")
     of_type("target", target, str, "the name of a column")
     rows = read_rows(rows, target=target) if not isinstance(rows, Rows) else rows
-    if form in GENERAL and rows.gaps(["params"]):
-        rows.column("params")  # which refuses: without it, a law of the other axes would pass for one in size
-    form = resolve(form, general_axes(rows, target), rows.headers | {name: name for name in rows.numbers})
-    if target in form.axes:
-        raise BadInput(
-            f"{named('form', form.expression)} has the target {target} as an axis, which would explain itself: take it "
-            "out"
-        )
+    form = _resolved(rows, form, target)
     columns = {axis: rows.column(axis) for axis in form.axes}
     _refuse_beyond_numbers(rows, target)
     problem = _problem(rows, form, columns, target, loss, delta, fixed, use_loss_se)
-    solution = fit_problem(problem)
-    certificate, better = certify(problem, solution, columns, seed)
-    if better is not None:
-        solution = fit_problem(problem, np.stack([better, solution.theta_P]))
-        certificate, _ = certify(problem, solution, columns, seed)
+    solution, certificate = _certified(problem, columns, seed)
     labels = [rows.label(i) for i in range(len(rows))]
     held = hold_out(problem, solution, columns, labels, level) if holdout else None
     fitted = np.exp(problem.y_N + solution.residual_N)
+    ratio = token_ratio(rows, solution.weights_N > 0)
     return Law(
         form=form,
         target=target,
@@ -93,7 +84,7 @@ def fit_law(
         dof=solution.dof,
         level=level,
         t=t_quantile((1 + level) / 2, solution.dof),
-        runs=Runs(tuple(labels), columns, np.exp(problem.y_N), fitted, solution.weights_N),
+        runs=Runs(tuple(labels), columns, np.exp(problem.y_N), fitted, solution.weights_N, ratio),
         certificate=certificate,
         holdout=held,
         notes=tuple(_notes(rows, form, certificate, held, solution, target)),
@@ -101,6 +92,29 @@ def fit_law(
         settings={"loss": loss, "delta": delta, "fixed": fixed, "use_loss_se": use_loss_se, "seed": seed},
         versions=_versions(),
     )
+
+
+def _resolved(rows: Rows, form: str | Form, target: str) -> Form:
+    """The form over these rows. Raises BadInput for one that the rows or the target leave no sense."""
+    if form in GENERAL and rows.gaps(["params"]):
+        rows.column("params")  # which refuses: without it, a law of the other axes would pass for one in size
+    form = resolve(form, general_axes(rows, target), rows.headers | {name: name for name in rows.numbers})
+    if target in form.axes:
+        raise BadInput(
+            f"{named('form', form.expression)} has the target {target} as an axis, which would explain itself: take it "
+            "out"
+        )
+    return form
+
+
+def _certified(problem: Problem, columns: dict[str, np.ndarray], seed: int) -> tuple[Solution, Certificate]:
+    """The fit with its certificate; begun again where a random start found a better optimum."""
+    solution = fit_problem(problem)
+    certificate, better = certify(problem, solution, columns, seed)
+    if better is not None:
+        solution = fit_problem(problem, np.stack([better, solution.theta_P]))
+        certificate, _ = certify(problem, solution, columns, seed)
+    return solution, certificate
 
 
 def _problem(
@@ -153,7 +167,9 @@ def general_axes(rows: Rows, target: str = ax.LOSS) -> list[str]:
     return taken
 
 
-def _notes(rows: Rows, form: Form, certificate: Any, held: Any, solution: Solution, target: str) -> list[str]:
+def _notes(
+    rows: Rows, form: Form, certificate: Certificate, held: HoldOut | None, solution: Solution, target: str
+) -> list[str]:
     residual_pct = {i: float(100 * np.expm1(-solution.residual_N[i])) for i in solution.outlier_z}
     exact = is_exact(solution.noise)
     if constant := constant_note(target, rows.column(target)):
@@ -165,6 +181,7 @@ def _notes(rows: Rows, form: Form, certificate: Any, held: Any, solution: Soluti
     notes += [] if exact else say.rival_note(solution.rival_rows, solution.outlier_z, rows)
     if held and held.impossible:
         notes.append(say.no_holdout_note(held))
+    notes += say.set_aside_notes(held, solution.outlier_z, rows) if held else []
     if held and not exact:
         surprising_z = t_quantile(1 - _SURPRISE / (2 * len(rows)), solution.dof - 1)
         notes += say.holdout_notes(held, set(solution.outlier_z), target, surprising_z)

@@ -12,6 +12,7 @@ import numpy as np
 from diloco.errors import BadInput
 from diloco.laws.arguments import positive
 from diloco.laws.axes import TOKENS_PER_PARAM
+from diloco.laws.budget import FLOPS_PER_PARAM_TOKEN
 
 if TYPE_CHECKING:
     from diloco.laws.law import Law
@@ -36,7 +37,7 @@ class Optimum:
     flops: float
 
 
-def optimal(law: Law, flops: float, flops_per_param_token: float = 6.0, **fixed: float) -> Optimum:
+def optimal(law: Law, flops: float, flops_per_param_token: float = FLOPS_PER_PARAM_TOKEN, **fixed: float) -> Optimum:
     """Params and tokens of least loss with flops = k * params * tokens; other axes as given in `fixed`.
 
     Intervals by the delta method through the implicit function theorem.

@@ -1,16 +1,22 @@
-"""How a law does on runs it has not seen: the largest size, ordered splits, and each run's pull on the answer."""
+"""How a law does on runs it has not seen: the largest size left out, then the two largest, then three.
+
+A run that the law's own fit left out as an outlier must not decide how far off the law is, and a law must not choose
+what it is tested on. So such runs are set aside, but only where at least as many runs of their size or larger stayed in
+the fit, and the error with them is kept beside the one without.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from diloco.laws.problem import Problem, Solution, covariance_of
+from diloco.laws.influence import Influence, influence
+from diloco.laws.problem import EXACT_NOISE, Problem, Solution, variance_along
 from diloco.laws.quantile import t_quantile
 from diloco.laws.robust import fit_problem
-from diloco.laws.spread import levels
+from diloco.laws.spread import is_level, levels, up_to
 
 _MOST_SPLITS = 3
 _MOST_LEVELS = 12
@@ -19,20 +25,24 @@ _MOST_LEVELS = 12
 _LEAST_LEVELS = 3
 """Sizes that a law trained on fewer of them cannot extrapolate from."""
 
-_SHOWN = 10
-
-EXACT_NOISE = 1e-7
-"""Log residuals that are rounding: of numbers written with seven digits, or computed in single precision."""
+_MOST_SET_ASIDE = 0.5
+"""Of the runs of a size or larger: where more were left out of the fit, the law may be what is wrong there."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Trained on sizes up to `trained_to`, tested on all larger runs. Errors: the law against the measured value."""
+    """Trained on sizes up to `trained_to`, tested on all larger runs but those set aside.
+
+    Errors are the law's against the measured value, in both signs; all but one are of the tested runs alone.
+    """
 
     trained_to: float
     trained: int
     tested: int
+    set_aside: int
     mean_error_pct: float
+    mean_error_with_all_pct: float
+    """With the runs set aside."""
     bias_pct: float
     """Negative: the law promised too little loss."""
     inside_share: float
@@ -44,31 +54,22 @@ class Split:
     the runs that the law does: none that it left out."""
     log_linear_error_pct: float
     """Mean error of the other one: a power of every axis without a floor."""
-
-
-@dataclass(frozen=True)
-class Influence:
-    """What leaving one run, or all runs of one size, out would do (closed form at the optimum)."""
-
-    what: str
-    index: int | None
-    error_pct: float
-    """Of the law without it, on it."""
-    z: float
-    """That error in standard deviations of a new run."""
-    moves: dict[str, float]
-    """Exponent, under its axis's name and with its real sign -> how far it moves, in its standard errors."""
-
-    @property
-    def largest_move(self) -> float:
-        return max((abs(value) for value in self.moves.values()), default=0.0)
+    runs: tuple[int, ...]
+    """All larger runs, by their places in the rows, and what the law trained without them says about each."""
+    predicted: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class HoldOut:
     size_axis: str
+    level: float
+    """Of the splits' intervals."""
     splits: tuple[Split, ...]
     """The first leaves the largest size out, each further one a size more."""
+    set_aside: tuple[int, ...]
+    """Runs that are no test, by their places in the rows: outliers to the law of most runs of their size or larger."""
     influence: tuple[Influence, ...]
     """The runs and sizes that pull most, strongest first."""
     impossible: str = ""
@@ -76,33 +77,38 @@ class HoldOut:
 
     @property
     def error_pct(self) -> float:
-        """Mean over the splits of their mean error: what forms are compared by. NaN without a split."""
+        """Mean over the splits of their mean error. NaN without a split."""
         return float(np.mean([split.mean_error_pct for split in self.splits])) if self.splits else float("nan")
 
 
-def is_exact(noise: float) -> bool:
-    """Whether a law fits its rows to rounding."""
-    return noise < EXACT_NOISE
-
-
 def hold_out(
-    problem: Problem,
-    solution: Solution,
-    columns: Mapping[str, np.ndarray],
-    labels: list[str],
-    level: float,
+    problem: Problem, solution: Solution, columns: Mapping[str, np.ndarray], labels: list[str], level: float
 ) -> HoldOut:
     """Splits along the form's size axis, and influence. Each split is its own fit, starts and outliers included."""
     axis = problem.model.form.size_axis
-    edges = _edges(columns[axis])
+    size_N = columns[axis]
+    aside = _set_aside(size_N, solution.outlier_z)
+    logs_NA = np.log(np.stack([columns[axis] for axis in problem.model.form.axes], axis=1))
     splits = []
-    for edge in edges[-2::-1][:_MOST_SPLITS]:
-        train = np.flatnonzero(columns[axis] <= edge * (1 + 1e-9))
-        enough = problem.weights_N[train].sum() > problem.free and levels(columns[axis][train]).size >= _LEAST_LEVELS
-        if enough:
-            splits.append(_split(problem, columns, train, float(edge), level))
+    for edge in _edges(size_N)[-2::-1][:_MOST_SPLITS]:
+        small_N = up_to(size_N, edge)
+        if problem.weights_N[small_N].sum() > problem.free and levels(size_N[small_N]).size >= _LEAST_LEVELS:
+            splits.append(_split(problem, logs_NA, small_N, float(edge), aside, level))
     why = "" if splits else f"holding out the largest {axis} leaves too few runs or fewer than {_LEAST_LEVELS} sizes"
-    return HoldOut(axis, tuple(splits), influence(problem, solution, columns[axis], labels), why)
+    return HoldOut(axis, level, tuple(splits), aside, influence(problem, solution, size_N, labels), why)
+
+
+def errors_pct(split: Split, target_N: np.ndarray, without: Collection[int] = ()) -> np.ndarray:
+    """Signed errors in % on the larger runs of a split, but those `without`; `target_N` is of all rows."""
+    kept = [place for place, run in enumerate(split.runs) if run not in without]
+    predicted, runs = np.array(split.predicted)[kept], np.array(split.runs)[kept]
+    return 100 * (predicted / target_N[runs] - 1)
+
+
+def _set_aside(size_N: np.ndarray, left_out: Collection[int]) -> tuple[int, ...]:
+    """The runs left out of the fit that are no test of it either."""
+    out_N = np.isin(np.arange(len(size_N)), list(left_out))
+    return tuple(run for run in sorted(left_out) if out_N[up_to(size_N[run], size_N)].mean() <= _MOST_SET_ASIDE)
 
 
 def _edges(size_N: np.ndarray) -> np.ndarray:
@@ -112,42 +118,52 @@ def _edges(size_N: np.ndarray) -> np.ndarray:
     return levels(np.quantile(size_N, np.linspace(0, 1, _MOST_LEVELS + 1)[1:], method="lower"))
 
 
-def _split(problem: Problem, columns: Mapping[str, np.ndarray], train: np.ndarray, edge: float, level: float) -> Split:
-    test = np.setdiff1d(np.arange(len(problem.y_N)), train)
-    part = problem.take(train)
-    fit = fit_problem(part)
-    value, jacobian = problem.model.take(test).tangent(fit.theta_P[None])
-    error = value[0] - problem.y_N[test]
-    spread = np.einsum("np,pq,nq->n", jacobian[0], fit.covariance_PP, jacobian[0])
-    half = (
-        t_quantile((1 + level) / 2, fit.dof) * np.sqrt(fit.noise**2 + spread)
-        if fit.dof > 0
-        else np.full(len(test), np.inf)
-    )
-    logs = np.log(np.stack([columns[axis] for axis in problem.model.form.axes], axis=1))
-    kept = train[fit.weights_N > 0]
-    carried, linear = _carried(problem, logs, kept, test), _log_linear(problem, logs, kept, test)
-    return Split(
-        trained_to=edge,
-        trained=len(train),
-        tested=len(test),
-        mean_error_pct=_mean_pct(error),
-        bias_pct=float(100 * np.expm1(error).mean()),
-        inside_share=float((np.abs(error) <= np.maximum(half, EXACT_NOISE)).mean()),
-        half_width_pct=float(100 * np.expm1(half).mean()),
-        carried_error_pct=_mean_pct(carried - problem.y_N[test]),
-        log_linear_error_pct=_mean_pct(linear - problem.y_N[test]),
-    )
+def _split(
+    problem: Problem, logs_NA: np.ndarray, small_N: np.ndarray, edge: float, aside: tuple[int, ...], level: float
+) -> Split:
+    train, larger = np.flatnonzero(small_N), np.flatnonzero(~small_N)
+    fit = fit_problem(problem.take(train))
+    value, half = _answers(problem, fit, larger, level)
+    counts = ~np.isin(larger, aside)
+    test, kept = larger[counts], train[fit.weights_N > 0]
+    error = value - problem.y_N[larger]
+    carried, linear = _carried(problem, logs_NA, kept, test), _log_linear(problem, logs_NA, kept, test)
+    with np.errstate(over="ignore"):
+        return Split(
+            trained_to=edge,
+            trained=len(train),
+            tested=len(test),
+            set_aside=len(larger) - len(test),
+            mean_error_pct=_mean_pct(error[counts]),
+            mean_error_with_all_pct=_mean_pct(error),
+            bias_pct=float(100 * np.expm1(error[counts]).mean()),
+            inside_share=float((np.abs(error) <= np.maximum(half, EXACT_NOISE))[counts].mean()),
+            half_width_pct=float(100 * np.expm1(half[counts]).mean()),
+            carried_error_pct=_mean_pct(carried - problem.y_N[test]),
+            log_linear_error_pct=_mean_pct(linear - problem.y_N[test]),
+            runs=tuple(larger.tolist()),
+            predicted=tuple(np.exp(value).tolist()),
+            low=tuple(np.exp(value - half).tolist()),
+            high=tuple(np.exp(value + half).tolist()),
+        )
+
+
+def _answers(problem: Problem, fit: Solution, rows: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """(n,): log of the law at these rows, and the half width of the interval of a new run."""
+    value, jacobian = problem.model.take(rows).tangent(fit.theta_P[None])
+    if fit.dof <= 0:
+        return value[0], np.full(len(rows), np.inf)
+    variance = fit.noise**2 + variance_along(jacobian[0], fit.covariance_PP)
+    return value[0], t_quantile((1 + level) / 2, fit.dof) * np.sqrt(variance)
 
 
 def _mean_pct(log_error: np.ndarray) -> float:
-    with np.errstate(over="ignore"):
-        return float(100 * np.abs(np.expm1(log_error)).mean())
+    return float(100 * np.abs(np.expm1(log_error)).mean())
 
 
 def _carried(problem: Problem, logs_NA: np.ndarray, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    size = logs_NA[:, problem.model.form.axes.index(problem.model.form.size_axis)]
-    largest = train[size[train] >= size[train].max() - 1e-6]
+    size = np.exp(logs_NA[train, problem.model.form.axes.index(problem.model.form.size_axis)])
+    largest = train[is_level(size, size.max())]
     distance = np.abs(logs_NA[test][:, None] - logs_NA[largest][None]).sum(axis=2)
     return problem.y_N[largest][distance.argmin(axis=1)]
 
@@ -158,68 +174,3 @@ def _log_linear(problem: Problem, logs_NA: np.ndarray, train: np.ndarray, test: 
     design = np.concatenate([np.ones((len(logs_NA), 1)), logs_NA - center], axis=1)
     found = np.linalg.lstsq(design[train] * root, problem.y_N[train] * root[:, 0], rcond=1e-10)[0]
     return design[test] @ found
-
-
-def influence(problem: Problem, solution: Solution, size_N: np.ndarray, labels: list[str]) -> tuple[Influence, ...]:
-    """The strongest pulls of single runs, then of whole sizes; runs left out of the fit come first with their z."""
-    _, jacobian = problem.model.tangent(solution.theta_P[None])
-    if not solution.dof > 1 or is_exact(solution.noise):
-        return ()
-    pull = _Pull(problem, solution, jacobian[0])
-    runs = [pull.of(labels[i], np.array([i])) for i in pull.candidates(_SHOWN)]
-    found = levels(size_N)
-    axis = problem.model.form.size_axis
-    groups = {value: np.flatnonzero(np.abs(np.log(size_N / value)) < 1e-6) for value in found}
-    sizes = [
-        pull.of(f"all runs at {axis} {value:.4g}", rows)
-        for value, rows in (groups.items() if 2 < found.size <= _MOST_LEVELS else ())
-        if len(rows) > 1
-    ]
-    ordered = sorted(runs, key=lambda item: -abs(item.z)) + sorted(sizes, key=lambda item: -item.largest_move)
-    return tuple(item for item in ordered if item.what)
-
-
-class _Pull:
-    """Deletion at the optimum: with C = (J^T W J)^-1, theta moves by C J_g^T (I - H_gg)^-1 W r_g.
-
-    Not the solution's own covariance, which is wider where another reading of the runs is held open.
-    """
-
-    def __init__(self, problem: Problem, solution: Solution, jacobian_NP: np.ndarray) -> None:
-        self.problem, self.solution = problem, solution
-        root = np.sqrt(solution.weights_N)
-        self.scaled_NP = jacobian_NP * root[:, None]
-        self.residual_N = solution.residual_N * root
-        self.jacobian_NP = jacobian_NP
-        weights = solution.weights_N
-        self.c_PP = covariance_of(problem.model, jacobian_NP, weights, solution.theta_P, problem.bounds)
-        self.leverage_N = np.einsum("np,pq,nq->n", self.scaled_NP, self.c_PP, self.scaled_NP)
-
-    def candidates(self, count: int) -> list[int]:
-        """Rows with the largest deleted residuals, rows left out first."""
-        deleted = np.abs(self.residual_N) / np.sqrt(np.maximum(1 - self.leverage_N, 1e-9))
-        deleted[list(self.solution.outlier_z)] = np.inf
-        return [int(i) for i in np.argsort(-deleted, kind="stable")[: max(count, len(self.solution.outlier_z))]]
-
-    def of(self, what: str, rows: np.ndarray) -> Influence:
-        solution = self.solution
-        hat = self.scaled_NP[rows] @ self.c_PP @ self.scaled_NP[rows].T
-        solved = np.linalg.pinv(np.eye(len(rows)) - hat, rcond=1e-9, hermitian=True) @ self.residual_N[rows]
-        move_P = self.c_PP @ self.scaled_NP[rows].T @ solved
-        left = np.maximum((self.residual_N**2).sum() - self.residual_N[rows] @ solved, 0.0)
-        dof = max(solution.dof - solution.weights_N[rows].sum(), 1e-9)
-        noise = np.sqrt(left / dof) if dof >= 1 else solution.noise
-        error_N = -(solution.residual_N[rows] + self.jacobian_NP[rows] @ move_P)
-        spread = noise * np.sqrt(1 + np.maximum(np.diag(hat) / np.maximum(1 - np.diag(hat), 1e-9), 0))
-        worst = int(np.argmax(np.abs(error_N)))
-        se = np.sqrt(np.diag(solution.covariance_PP))
-        model = self.problem.model
-        moves = {
-            key: float(sign * move_P[i] / se[i])
-            for key, ((name, sign), *_) in model.form.coefficient_keys().items()
-            if name in model.form.exponents and se[i := model.names.index(name)] > 0
-        }
-        z = solution.outlier_z.get(int(rows[0])) if len(rows) == 1 else None
-        z = z * np.sign(error_N[0]) if z is not None else error_N[worst] / max(spread[worst], EXACT_NOISE)
-        index = int(rows[0]) if len(rows) == 1 else None
-        return Influence(what, index, float(100 * np.expm1(error_N[worst])), float(z), moves)

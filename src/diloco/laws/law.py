@@ -14,11 +14,13 @@ import numpy as np
 from diloco.errors import BadInput
 from diloco.laws.arguments import counted, mapping, one_number, positive, sane_level
 from diloco.laws.axes import TOKENS_PER_PARAM
+from diloco.laws.budget import FLOPS_PER_PARAM_TOKEN, TokenRatio
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
-from diloco.laws.holdout import HoldOut, is_exact
-from diloco.laws.model import Model, bind
+from diloco.laws.holdout import HoldOut
+from diloco.laws.model import Model
 from diloco.laws.prediction import Curve, Prediction, extrapolations, reservations
+from diloco.laws.problem import is_exact, variance_along
 from diloco.laws.quantile import t_quantile
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ class Runs:
     fitted: np.ndarray
     weight: np.ndarray
     """What each run weighed in the fit: 0 was left out, between 0 and 1 counted less."""
+    tokens_per_param: TokenRatio | None = None
+    """Of the runs that were not left out, whether or not the form knows tokens; None where the rows do not say."""
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -83,6 +87,17 @@ class Law:
     def exact(self) -> bool:
         """Whether the law fits its runs to rounding, as computed numbers do and measured ones don't."""
         return is_exact(self.noise)
+
+    @property
+    def rms_residual_pct(self) -> float:
+        """Root mean square distance from its own runs, those left out apart."""
+        kept = self.runs.weight > 0
+        return 100 * float(np.sqrt((np.log(self.runs.target / self.runs.fitted)[kept] ** 2).mean()))
+
+    @property
+    def holdout_error_pct(self) -> float:
+        """Mean over the splits of the hold-out; NaN where there is none."""
+        return self.holdout.error_pct if self.holdout else float("nan")
 
     @cached_property
     def natural_P(self) -> np.ndarray:
@@ -142,7 +157,7 @@ class Law:
         """
         points, shape = self.points(columns)
         log_value, jacobian = self.model.at(points).tangent(self.theta_P[None])
-        spread = np.einsum("np,pq,nq->n", jacobian[0], self.covariance_PP, jacobian[0])
+        spread = variance_along(jacobian[0], self.covariance_PP)
         curve, new = self.t * np.sqrt(spread), self.t * np.sqrt(spread + self.noise**2)
         ends = (np.zeros_like(curve), -curve, curve, -new, new)
         return Curve(*(np.exp(log_value[0] + end).reshape(shape) for end in ends))
@@ -220,7 +235,7 @@ class Law:
         others = tuple(other.at_level(level) for other in self.alternatives)
         return replace(self, level=level, t=t_quantile((1 + level) / 2, self.dof), alternatives=others)
 
-    def optimal(self, flops: float, flops_per_param_token: float = 6.0, **fixed: float) -> Optimum:
+    def optimal(self, flops: float, flops_per_param_token: float = FLOPS_PER_PARAM_TOKEN, **fixed: float) -> Optimum:
         """The params and tokens of least loss at a budget, with intervals; see `frontier.optimal`."""
         from diloco.laws.frontier import optimal
 
@@ -247,8 +262,3 @@ def _array(name: str, values: Any) -> np.ndarray:
     if array.dtype.kind not in "iuf":
         raise BadInput(f"{name} holds values of type {array.dtype}: give numbers")
     return array.astype(float)
-
-
-def unfitted_model(form: Form, runs: Runs, pinned: Mapping[str, float]) -> Model:
-    """The model that a law's coefficients belong to, rebuilt from its runs."""
-    return bind(form, runs.columns, pinned)

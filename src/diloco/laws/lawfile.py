@@ -16,15 +16,17 @@ import numpy as np
 
 from diloco.errors import BadInput
 from diloco.laws.arguments import LEVELS, file_path
+from diloco.laws.budget import TokenRatio
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
 from diloco.laws.holdout import HoldOut
-from diloco.laws.law import Law, Runs, unfitted_model
+from diloco.laws.law import Law, Runs
+from diloco.laws.model import bind
 from diloco.laws.problem import LOSSES
 from diloco.laws.quantile import t_within
 from diloco.laws.strict import build, refuse_difference, typed
 
-KIND, VERSION = "diloco-law", 2
+KIND, VERSION = "diloco-law", 3
 _CHECKSUM = "checksum"
 _NOT_A_NUMBER = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _DAMAGE = (
@@ -101,6 +103,7 @@ def to_json(law: Law) -> dict[str, Any]:
             "target": law.runs.target.tolist(),
             "fitted": law.runs.fitted.tolist(),
             "weight": law.runs.weight.tolist(),
+            "tokens_per_param": asdict(law.runs.tokens_per_param) if law.runs.tokens_per_param else None,
         },
         "certificate": asdict(law.certificate),
         "holdout": asdict(law.holdout) if law.holdout else None,
@@ -126,18 +129,20 @@ def from_json(record: dict[str, Any]) -> Law:
     form = Form(name, expression, bounds, source, columns)
     axes = {axis: np.array(values, dtype=float) for axis, values in ran["columns"].items()}
     series = (np.array(ran[name], dtype=float) for name in ("target", "fitted", "weight"))
-    runs = Runs(typed(ran["labels"], tuple[str, ...], "law.runs.labels"), axes, *series)
+    labels = typed(ran["labels"], tuple[str, ...], "law.runs.labels")
+    ratio = typed(ran["tokens_per_param"], TokenRatio | None, "law.runs.tokens_per_param")
+    runs = Runs(labels, axes, *series, ratio)
     _check_runs(runs)
     settings = {key: typed(record["settings"][key], hint, f"law.settings.{key}") for key, hint in _SETTINGS.items()}
     plain = {key: typed(record[key], hint, f"law.{key}") for key, hint in _PLAIN.items()}
     law = Law(
         form=form,
-        model=unfitted_model(form, runs, settings["fixed"]),
+        model=bind(form, runs.columns, settings["fixed"]),
         theta_P=np.array(record["theta"], dtype=float),
         covariance_PP=np.array(record["covariance"], dtype=float),
         runs=runs,
         certificate=build(Certificate, record["certificate"], "law.certificate"),
-        holdout=_holdout(record["holdout"]),
+        holdout=typed(record["holdout"], HoldOut | None, "law.holdout"),
         settings=settings,
         alternatives=tuple(from_json(other) for other in record["alternatives"]),
         **plain,
@@ -179,6 +184,9 @@ def _check_runs(runs: Runs) -> None:
         usable = (values < np.inf) & ((values >= 0) if name == "weight" else (values > 0))
         if values.shape != (len(runs.labels),) or not np.all(usable):
             raise BadInput(f"runs: {name} is not a number above 0 for each of {len(runs.labels)} labels")
+    ratio = runs.tokens_per_param
+    if ratio and not 0 < ratio.low <= ratio.middle <= ratio.high < np.inf:
+        raise BadInput("runs: tokens_per_param is not a number above 0, between a least and a most")
 
 
 def _is_covariance(covariance_PP: np.ndarray, known: bool) -> bool:
@@ -192,10 +200,6 @@ def _is_covariance(covariance_PP: np.ndarray, known: bool) -> bool:
     scaled = covariance_PP / np.outer(root, root)
     symmetric = np.allclose(scaled, scaled.T, rtol=0.0, atol=_TOLERANCE)
     return bool(symmetric and np.linalg.eigvalsh(scaled)[0] > -_TOLERANCE)
-
-
-def _holdout(record: Any) -> HoldOut | None:
-    return None if record is None else build(HoldOut, record, "law.holdout")
 
 
 @contextmanager

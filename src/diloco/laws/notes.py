@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from diloco.laws.arguments import counted, named
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
@@ -31,6 +33,15 @@ def exact_notes(certificate: Certificate) -> list[str]:
 
 def certificate_notes(certificate: Certificate, form: Form, exact: bool = False) -> list[str]:
     """`exact`: the law fits to rounding, so that no other optimum can be better and the noise needs no runs."""
+    notes = _design_notes(certificate)
+    notes += [_bound_sentence(name, form) for name in certificate.at_bound]
+    if certificate.confounded and not _follows(certificate):
+        notes.append(_confounded_sentence(certificate.confounded))
+    return notes if exact else [*notes, *_solver_notes(certificate)]
+
+
+def _design_notes(certificate: Certificate) -> list[str]:
+    """What the runs cannot say, lying where they lie."""
     notes = []
     for axis, count in certificate.levels.items():
         if count < FEW_LEVELS:
@@ -46,23 +57,25 @@ def certificate_notes(certificate: Certificate, form: Form, exact: bool = False)
                 f"cannot be told apart, and only predictions that keep the same relation hold; "
                 f"add runs at other {second} per {first}"
             )
-    for name in certificate.at_bound:
-        notes.append(_bound_sentence(name, form))
-    if certificate.confounded and not _follows(certificate):
-        notes.append(_confounded_sentence(certificate.confounded))
-    elif certificate.condition > _ILL_CONDITIONED and not exact and not certificate.confounded:
+    return notes
+
+
+def _solver_notes(certificate: Certificate) -> list[str]:
+    """How far the optimum and the noise are known."""
+    notes = []
+    if certificate.condition > _ILL_CONDITIONED and not certificate.confounded:
         notes.append(
             f"the fit is ill-conditioned ({certificate.condition:.1e}): coefficients trade off against each other, so "
             f"read predictions inside the runs' range, not single coefficients"
         )
-    if certificate.agree_share < _FEW_AGREE and not exact:
+    if certificate.agree_share < _FEW_AGREE:
         notes.append(
             f"only {certificate.agree_share:.0%} of {certificate.starts} random starts end at this optimum: the best "
             f"found may not be the best there is"
         )
-    if not certificate.converged and not exact:
+    if not certificate.converged:
         notes.append("the solver stopped before it converged: take the coefficients as approximate")
-    if 0 < certificate.dof < _FEW_DOF and not exact:
+    if 0 < certificate.dof < _FEW_DOF:
         left = counted(certificate.dof, "degree of freedom", "degrees of freedom")
         notes.append(
             f"{certificate.rows - certificate.rows_left_out} runs leave {left}: the intervals rest on almost no "
@@ -116,6 +129,26 @@ def rival_note(rival_rows: tuple[int, ...], left_out: dict[int, float], rows: Ro
     which = " and ".join(rows.label(i) for i in rival_rows)
     instead = "instead, the others would agree about as well" if left_out else "the others would agree much better"
     return [f"without {which} {instead}, which so few runs cannot settle: the intervals hold both readings"]
+
+
+def set_aside_notes(holdout: HoldOut, left_out: Iterable[int], rows: Rows) -> list[str]:
+    """Which runs that the fit left out are no test of it, with both errors; and which are one all the same."""
+    notes = []
+    for split in [split for split in holdout.splits if split.set_aside][:1]:
+        which = [i for i in holdout.set_aside if i in split.runs]
+        notes.append(
+            f"the hold-out sets aside {rows.named(which)}, which the fit left out: fitted up to {holdout.size_axis} "
+            f"{split.trained_to:.4g}, the law is {percent(split.mean_error_pct)} off the other larger "
+            f"{'run' if split.tested == 1 else 'runs'} and {percent(split.mean_error_with_all_pct)} with "
+            f"{'that one' if len(which) == 1 else 'those'}"
+        )
+    tested = {i for split in holdout.splits for i in split.runs} - {*holdout.set_aside}
+    if counted_in := sorted(tested & {*left_out}):
+        notes.append(
+            f"the hold-out counts {rows.named(counted_in)} all the same: the fit left out most runs of that size or "
+            "larger, so that the law may be what is wrong there"
+        )
+    return notes
 
 
 def holdout_notes(holdout: HoldOut, left_out: set[int], target: str, surprising_z: float) -> list[str]:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from diloco.laws.problem import Problem, Solution, describe
+from diloco.laws.problem import Problem, Solution, describe, variance_along
 from diloco.laws.quantile import regularised_beta, t_quantile
 from diloco.laws.solve import minimise
 from diloco.laws.start import descend, grid_starts
@@ -102,7 +102,7 @@ def _prove(problem: Problem, starts: np.ndarray, suspects: list[int]) -> tuple[d
 def _foreign(problem: Problem, fit: Solution) -> np.ndarray:
     """(n,): how far each row lies from the law of the kept ones, in standard deviations of a new run."""
     _, jacobian = problem.model.tangent(fit.theta_P[None])
-    spread = np.einsum("np,pq,nq->n", jacobian[0], fit.covariance_PP, jacobian[0])
+    spread = variance_along(jacobian[0], fit.covariance_PP)
     return np.abs(fit.residual_N) / np.sqrt(fit.noise**2 + spread + EXACT**2)
 
 

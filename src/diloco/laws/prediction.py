@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diloco.laws.spread import COLLINEAR, FEW_LEVELS, levels, moves_with
+from diloco.laws.spread import COLLINEAR, FEW_LEVELS, is_level, levels, moves_with
 
 _FAR = 10.0
 """Times the largest run, or below the smallest, from which on a prediction is called far."""
 
-_SAME = 1e-6
 _OFF_RELATION = 0.05
 """In logs: how far from a relation between two axes a question is still on it."""
 
@@ -82,7 +81,7 @@ def reservations(point: Mapping[str, float], columns: Mapping[str, np.ndarray]) 
     found = []
     for axis in logs:
         known = levels(columns[axis])
-        if known.size < FEW_LEVELS and np.abs(np.log(known / point[axis])).min() > _SAME:
+        if known.size < FEW_LEVELS and not is_level(known, point[axis]).any():
             seen = " and ".join(f"{value:.4g}" for value in known)
             found.append(
                 f"{axis} was {seen} in the runs and never between or beyond, so its effect at {point[axis]:.4g} is the "

@@ -16,6 +16,9 @@ NO_EFFECT = 1e-9
 
 LOSSES = ("robust", "mse", "huber")
 
+EXACT_NOISE = 1e-7
+"""Log residuals that are rounding: of numbers written with seven digits, or computed in single precision."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -117,6 +120,16 @@ def covariance_of(
     inverse = np.linalg.pinv(unit_NP.T @ unit_NP, rcond=1e-14, hermitian=True)
     covariance[np.ix_(free, free)] = inverse / np.outer(length[free], length[free])
     return covariance
+
+
+def variance_along(jacobian_NP: np.ndarray, covariance_PP: np.ndarray) -> np.ndarray:
+    """(n,): variance of the log of the law at points with these derivatives."""
+    return np.einsum("np,pq,nq->n", jacobian_NP, covariance_PP, jacobian_NP)
+
+
+def is_exact(noise: float) -> bool:
+    """Whether a law fits its rows to rounding."""
+    return noise < EXACT_NOISE
 
 
 def column_sizes(model: Model, jacobian_NP: np.ndarray, weights_N: np.ndarray) -> np.ndarray:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
 from diloco.errors import BadInput
 from diloco.laws.arguments import positive
+from diloco.laws.budget import TokenRatio
 from diloco.laws.fit import fit_law
 from diloco.laws.law import Law
 from diloco.laws.rows import Rows, read_rows
@@ -21,7 +22,7 @@ from diloco.laws.rows import Rows, read_rows
 SEQUENCE_TOKENS = 2048
 """Tables 9 and 10 count the batch in sequences of this many tokens; here it is always in tokens."""
 
-PAPER_TOKENS_PER_PARAM = 20.0
+PAPER_TOKEN_RATIO = TokenRatio(20.0, 20.0, 20.0)
 PAPER_SETTLED_PARAMS = 335e6
 """The best outer lr no longer moves from this size on."""
 
@@ -101,7 +102,8 @@ def paper_rows(extrapolation: bool = False, method: str = "diloco") -> Rows:
 @cache
 def paper_law(form: str = "power") -> Law:
     """`form` fitted by least squares on logs to Table 4; "power" is Table 10's loss row, with an interval."""
-    return fit_law(paper_rows(), form, loss="mse")
+    law = fit_law(paper_rows(), form, loss="mse")
+    return replace(law, runs=replace(law.runs, tokens_per_param=PAPER_TOKEN_RATIO))
 
 
 @cache

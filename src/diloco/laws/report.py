@@ -13,9 +13,7 @@ from diloco.laws.law import Law
 
 def report(law: Law) -> dict[str, Any]:
     """JSON-ready: NaN and infinities are None. Percentages are of the target."""
-    runs = law.runs
-    kept = runs.weight > 0
-    residual = np.log(runs.target / runs.fitted)
+    ratio = law.runs.tokens_per_param
     return finite(
         {
             "law": law.id,
@@ -29,25 +27,20 @@ def report(law: Law) -> dict[str, Any]:
             "level": law.level,
             "noise_pct": 100 * law.noise,
             "exact": law.exact,
-            "rms_residual_pct": 100 * float(np.sqrt((residual[kept] ** 2).mean())),
+            "rms_residual_pct": law.rms_residual_pct,
             "dof": law.dof,
             "certificate": asdict(law.certificate),
             "holdout": _holdout(law),
             "alternatives": [
-                {"form": other.form.name, "coefficients": other.coefficients, "holdout_error_pct": _error(other)}
+                {
+                    "form": other.form.name,
+                    "coefficients": other.coefficients,
+                    "holdout_error_pct": other.holdout_error_pct,
+                }
                 for other in law.alternatives
             ],
-            "runs": [
-                {
-                    "run": runs.labels[i],
-                    **{axis: float(values[i]) for axis, values in runs.columns.items()},
-                    law.target: float(runs.target[i]),
-                    "fitted": float(runs.fitted[i]),
-                    "residual_pct": float(100 * math.expm1(residual[i])),
-                    "weight": float(runs.weight[i]),
-                }
-                for i in range(len(runs.labels))
-            ],
+            "tokens_per_param": asdict(ratio) if ratio else None,
+            "runs": _runs(law),
             "notes": list(law.notes),
             "data_hash": law.data_hash,
             "settings": law.settings,
@@ -56,14 +49,25 @@ def report(law: Law) -> dict[str, Any]:
     )
 
 
+def _runs(law: Law) -> list[dict[str, Any]]:
+    runs = law.runs
+    return [
+        {
+            "run": runs.labels[i],
+            **{axis: float(values[i]) for axis, values in runs.columns.items()},
+            law.target: float(runs.target[i]),
+            "fitted": float(runs.fitted[i]),
+            "residual_pct": float(100 * math.expm1(np.log(runs.target[i] / runs.fitted[i]))),
+            "weight": float(runs.weight[i]),
+        }
+        for i in range(len(runs.labels))
+    ]
+
+
 def _holdout(law: Law) -> dict[str, Any] | None:
     if law.holdout is None:
         return None
     return asdict(law.holdout) | {"mean_error_pct": law.holdout.error_pct}
-
-
-def _error(law: Law) -> float | None:
-    return law.holdout.error_pct if law.holdout else None
 
 
 def finite(node: Any) -> Any:

@@ -12,6 +12,7 @@ from diloco.errors import BadInput
 from diloco.laws.arguments import of_type, whole
 from diloco.laws.law import Law
 from diloco.laws.model import limits
+from diloco.laws.problem import variance_along
 from diloco.laws.quantile import t_quantile
 from diloco.laws.solve import minimise
 
@@ -105,7 +106,7 @@ def wild_targets(law: Law, kept: np.ndarray, members: np.ndarray, draws: int, rn
     """Log targets (S, n) of the runs `kept`: fitted plus the residual times a weight that runs of a group share."""
     _, jacobian = law.model.take(kept).tangent(law.theta_P[None])
     scaled = jacobian[0] * np.sqrt(law.runs.weight[kept])[:, None]
-    leverage = np.einsum("np,pq,nq->n", scaled, law.covariance_PP / law.noise**2, scaled)
+    leverage = variance_along(scaled, law.covariance_PP / law.noise**2)
     fitted = np.log(law.runs.fitted[kept])
     residual = (np.log(law.runs.target[kept]) - fitted) / np.sqrt(np.maximum(1 - leverage, 1e-3))
     shape = (draws, members.max() + 1)

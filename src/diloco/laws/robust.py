@@ -32,11 +32,8 @@ def fit_problem(problem: Problem, starts_SP: np.ndarray | None = None) -> Soluti
         starts_SP = grid_starts(problem.model, y, w, problem.bounds, STARTS)
     delta = problem.delta if problem.loss == "huber" else np.inf
     found = _descend(problem, starts_SP, delta)
-    theta, kept, converged = (
-        found.theta_SP[found.best],
-        np.ones(len(y), dtype=bool),
-        bool(found.converged_S[found.best]),
-    )
+    theta, converged = found.theta_SP[found.best], bool(found.converged_S[found.best])
+    kept = np.ones(len(y), dtype=bool)
     if problem.loss != "robust" or problem.count - problem.free <= SPARE_DOF:
         return describe(problem, theta, kept, delta, converged)
     foreign = find_outliers(problem, found.theta_SP[np.argsort(found.objective_S)[:3]])

@@ -9,6 +9,8 @@ from typing import Any
 from diloco.errors import BadInput
 from diloco.laws import published as pub
 from diloco.laws.arguments import positive
+from diloco.laws.axes import TOKENS_PER_PARAM
+from diloco.laws.budget import tokens_of
 from diloco.laws.hyperparameters import HyperparameterLaws
 from diloco.laws.law import Law
 from diloco.laws.prediction import Prediction, extrapolations
@@ -50,7 +52,8 @@ def recommend(
     """What "article", "paper" or a fitted `Law` says about a run.
 
     Args:
-        tokens: of the run; 20 per parameter where it is left out.
+        tokens: of the run; left out, as many per parameter as the rule's runs had, or 20 where that is not known. A
+            warning says which.
         hyperparameters: where a fitted law's learning rates and batch come from.
         further: other axes of a fitted law, such as `sync_every`.
 
@@ -58,9 +61,11 @@ def recommend(
         BadInput: an unknown rule, a number that is not above 0, or an axis that the law needs.
     """
     params, replicas = positive("params", params), positive("replicas", replicas)
-    tokens = pub.PAPER_TOKENS_PER_PARAM * params if tokens is None else positive("tokens", tokens)
+    if tokens is None and TOKENS_PER_PARAM in further:
+        tokens = further[TOKENS_PER_PARAM] * params
+    tokens = positive("tokens", tokens) if tokens is not None else None
     if isinstance(rule, Law):
-        return _fitted(rule, {"params": params, "replicas": replicas, "tokens": tokens} | further, hyperparameters)
+        return _fitted(rule, {"params": params, "replicas": replicas} | further, tokens, hyperparameters)
     if rule == "paper":
         return _paper(params, replicas, tokens)
     if rule == "article":
@@ -68,13 +73,13 @@ def recommend(
     raise BadInput(f"rule '{rule}' is not known: use {' or '.join(RULES)}, or a law file that `diloco fit` wrote")
 
 
-def _paper(params: float, replicas: float, tokens: float) -> Recommendation:
+def _paper(params: float, replicas: float, tokens: float | None) -> Recommendation:
     law = pub.paper_law()
+    others = _other_ratio("the paper's law", law, params, tokens)
+    tokens, where_from = tokens_of(params, tokens, law.runs.tokens_per_param, "the paper's runs")
     refit = law.predict(params=params, replicas=replicas)
     value = pub.published_law("paper:table10:loss:joint").predict(params, replicas)
-    warnings = [*refit.warnings]
-    if abs(tokens / params / pub.PAPER_TOKENS_PER_PARAM - 1) > 0.01:
-        warnings.append(f"the paper's law holds at 20 tokens per parameter, not at {tokens / params:.3g}")
+    warnings = [*refit.warnings, *where_from, *others]
     if params > law.runs.ranges["params"][1]:
         low, high = _paper_misses()
         warnings.append(
@@ -103,8 +108,9 @@ def _paper_misses() -> tuple[float, float]:
     return min(misses), max(misses)
 
 
-def _article(params: float, replicas: float, tokens: float) -> Recommendation:
+def _article(params: float, replicas: float, tokens: float | None) -> Recommendation:
     law = pub.article_law()
+    tokens, where_from = tokens_of(params, tokens, None, "the article's rules")
     off = max(abs(math.log(a / b)) for a, b in zip(law.runs.target, law.runs.fitted, strict=True))
     return Recommendation(
         rule="article",
@@ -115,19 +121,25 @@ def _article(params: float, replicas: float, tokens: float) -> Recommendation:
         outer_lr=pub.article_outer_lr(replicas),
         batch_tokens=pub.article_batch_tokens(replicas),
         tokens=tokens,
-        law="article: alpha * Phi^-0.085 * N^-0.032 + 1.8",
+        law="article: alpha * Phi^-{beta} * N^-{gamma} + {L_inf}".format(**pub.ARTICLE_LOSS),
         warnings=(
             "the article prints no alpha: it is set here by the paper's Table 4, which the article's exponents still "
             f"miss by up to {100 * math.expm1(off):.0f}%, so no interval is given",
+            *where_from,
         ),
     )
 
 
-def _fitted(law: Law, point: dict[str, float], hyperparameters: HyperparameterLaws | None) -> Recommendation:
+def _fitted(
+    law: Law, point: dict[str, float], tokens: float | None, hyperparameters: HyperparameterLaws | None
+) -> Recommendation:
+    others = _other_ratio("the law", law, point["params"], tokens)
+    tokens, where_from = tokens_of(point["params"], tokens, law.runs.tokens_per_param)
+    point = point | {"tokens": tokens}
     used = {axis: value for axis, value in point.items() if axis in (*law.form.axes, "params", "tokens", "replicas")}
     answer: Prediction = law.predict(**used)
     rates: dict[str, float | None] = {}
-    warnings = list(answer.warnings)
+    warnings = [*answer.warnings, *where_from, *others]
     if hyperparameters is not None:
         rates = hyperparameters.predict(point["params"], point["replicas"])
         swept = [best.params for best in hyperparameters.optima]
@@ -146,10 +158,18 @@ def _fitted(law: Law, point: dict[str, float], hyperparameters: HyperparameterLa
         inner_lr=_or_nan(rates.get("inner_lr")),
         outer_lr=_or_nan(rates.get("outer_lr")),
         batch_tokens=_or_nan(rates.get("batch_tokens")),
-        tokens=point["tokens"],
+        tokens=tokens,
         law=law.id,
         warnings=tuple(warnings),
     )
+
+
+def _other_ratio(name: str, law: Law, params: float, tokens: float | None) -> list[str]:
+    """Where a law that does not know tokens is asked about more or fewer per parameter than its runs had."""
+    ratio, knows_tokens = law.runs.tokens_per_param, {"tokens", TOKENS_PER_PARAM} & set(law.form.axes)
+    if ratio is None or tokens is None or knows_tokens or ratio.has(tokens / params):
+        return []
+    return [f"{name} holds at {ratio} tokens per parameter, not at {tokens / params:.3g}"]
 
 
 def _or_nan(value: float | None) -> float:

@@ -23,7 +23,6 @@ _NEARLY_NEWTON = 1e-3
 _STALLED = 1e12
 """Damping at which no step in any direction gains: as near to the optimum as rounding allows."""
 
-
 _IDLE = 20
 """Iterations in a row without a gain, after which an optimum is reached: a term on its way to 0 never stops moving."""
 

@@ -11,6 +11,7 @@ COLLINEAR = 0.98
 """Correlation of logs from which on two axes count as one."""
 
 _SAME_LEVEL = 1e-6
+"""Difference of logs."""
 
 
 def levels(values: np.ndarray) -> np.ndarray:
@@ -18,6 +19,16 @@ def levels(values: np.ndarray) -> np.ndarray:
     ordered = np.sort(values)
     first = np.concatenate([[True], np.diff(np.log(ordered)) > _SAME_LEVEL])
     return ordered[first]
+
+
+def is_level(values: np.ndarray, level: float) -> np.ndarray:
+    """(n,) bool: which values are this level, but for rounding."""
+    return np.abs(np.log(values / level)) < _SAME_LEVEL
+
+
+def up_to(values: np.ndarray, level: float) -> np.ndarray:
+    """(n,) bool: which values are this level, but for rounding, or below it."""
+    return np.log(values / level) < _SAME_LEVEL
 
 
 def moves_with(a: np.ndarray, b: np.ndarray) -> float:

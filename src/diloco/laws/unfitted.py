@@ -8,6 +8,7 @@ import numpy as np
 
 from diloco.laws import axes as ax
 from diloco.laws.arguments import named, speaks_flags
+from diloco.laws.budget import ONE_RATIO
 from diloco.laws.forms import Form
 from diloco.laws.rows import Rows
 from diloco.laws.spread import COLLINEAR, moves_with
@@ -29,7 +30,6 @@ _EXPLAINED = 0.95
 """Share of a column's variance that the form's axes must explain for it to follow them."""
 
 _SAME = 1e-9
-_ONE_RATIO = 0.02
 _LISTED = 8
 
 
@@ -56,7 +56,7 @@ def together_note(rows: Rows, form: Form) -> list[str]:
     if moves_with(params, tokens) < COLLINEAR:
         return []
     ratio = tokens / params
-    if np.ptp(np.log(ratio)) < _ONE_RATIO:
+    if np.ptp(np.log(ratio)) < ONE_RATIO:
         relation = f"tokens = {np.median(ratio):.3g} * params, as in every run"
     else:
         relation = f"the runs' own relation, {ratio.min():.3g} to {ratio.max():.3g} tokens per parameter"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from diloco.plan.clock import clock as clock_of
 from diloco.plan.clock import needed_gbit_per_s, outer_round
 from diloco.plan.cost import cost_usd, days_of, goodput
 from diloco.plan.ideal import Breakdown
+from diloco.plan.levers import advice
 from diloco.plan.loss import Loss
 from diloco.plan.memory import memory
-from diloco.plan.notes import notes
+from diloco.plan.notes import notes, without_effect
 from diloco.plan.question import LABELS, Question, Settled, methods
 from diloco.plan.run import Run
-from diloco.plan.units import DAY_S
 from diloco.plan.verdict import verdict
+from diloco.units import DAY_S
 
 TARGETS = (0.9, 0.95, 0.99)
 """Compute utilisations whose bandwidth is asked for; the middle one goes for `gbit_per_s_needed`."""
@@ -115,7 +116,11 @@ class Answer:
     question: Question
     lines: dict[str, Line]
     verdict: str
-    notes: tuple[str, ...] = field(default=())
+    advice: str = ""
+    """The option that would help most."""
+    warnings: tuple[str, ...] = ()
+    """Options that have no effect."""
+    notes: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> Line:
@@ -128,6 +133,7 @@ class Answer:
             **self.chosen.as_dict(),
             "method": self.chosen.name,
             "verdict": self.verdict,
+            "advice": self.advice,
             "params": question.model.params,
             "tokens": question.tokens,
             "between_gbit_per_s": question.cluster.between.gbit_per_s,
@@ -136,6 +142,7 @@ class Answer:
             "law": question.law.name,
             "methods": {name: line.as_dict() for name, line in self.lines.items()},
             "assumptions": list(question.assumed),
+            "warnings": list(self.warnings),
             "notes": list(self.notes),
         }
 
@@ -143,7 +150,11 @@ class Answer:
 def answer(question: Question) -> Answer:
     """Every method's line, the verdict, and what to keep in mind."""
     lines = {name: _line(question, name, settled) for name, settled in methods(question).items()}
-    return Answer(question, lines, verdict(question, lines), tuple(notes(question, lines)))
+    last = list(lines.values())[-1]
+    return Answer(
+        question, lines, verdict(question, lines), advice(question, last.run), without_effect(question),
+        tuple(notes(question, lines)),
+    )  # fmt: skip
 
 
 def _line(question: Question, name: str, settled: Settled) -> Line:

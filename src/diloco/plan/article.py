@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diloco.plan.graph import Wire
-from diloco.plan.units import DAY_S, format_bandwidth, format_count, format_duration, format_share
+from diloco.units import DAY_S, format_bandwidth, format_count, format_duration, format_share
 
 REPLICAS, SYNC_EVERY, BITS_PER_PARAM = 4, 100, 16.0
 CHIP_PEAK_FLOP_PER_S, CHIP_NAME = 989.5e12, "H100 (bf16)"
@@ -92,10 +92,6 @@ class Line:
             self.diloco_s / self.printed.diloco_s - 1,
         )
         return max(errors, key=abs)
-
-    @property
-    def throughput_gain(self) -> float:
-        return self.data_parallel_s / self.diloco_s - 1
 
 
 @dataclass(frozen=True)

@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from diloco.errors import BadInput
+from diloco.plan.assumed import hardware_sentences, model_sentence
 from diloco.plan.catalogue import Catalogue, catalogue
 from diloco.plan.codecs import codec_cost
 from diloco.plan.failures import Failures
+from diloco.plan.fitting import refuse_what_does_not_fit
 from diloco.plan.hardware import ASSUMED_MFU, TCP_FRAMING, Chip, Cluster, Link, Site, Speed, assumed_speed, with_price
 from diloco.plan.loss import PAPER, LossLaw, open_law
 from diloco.plan.measured import measured_speed
 from diloco.plan.model import ModelShape, get_model
-from diloco.plan.question import (
-    BEARABLE_WAIT,
-    FRAGMENT_LAYERS,
-    STREAMING_CODEC,
-    STREAMING_OVERLAP,
-    Question,
-    diloco,
-    pick_sync_every,
-    settle,
-    streaming,
-)
+from diloco.plan.question import STREAMING_CODEC, Question
 from diloco.plan.run import Island
-from diloco.plan.units import (
-    format_bandwidth,
-    format_count,
-    format_usd,
-    parse_count,
-    parse_duration,
-    parse_share,
-    parse_usd,
-)
+from diloco.plan.schedule import schedule
+from diloco.units import format_count, format_number, parse_count, parse_duration, parse_share, parse_usd
 
-TOKENS_PER_PARAM = 20
+T = TypeVar("T")
+
 SITES_MOST, CHIPS_MOST = 1000, 10**8
 _SITES = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*x\s*([a-z][\w.-]*)", re.IGNORECASE)
 
@@ -48,70 +36,87 @@ class Asked:
     params: str = ""
     """The model: parameters as in 7b or 350m, or a known model such as llama3-405b."""
     tokens: str = ""
-    """Training tokens over all replicas together, as in 140b; 20 per parameter where left out."""
+    """Training tokens over all replicas together, as in 140b; 20 for each parameter where left out, or
+    what the runs of --law had."""
     sites: str = ""
     """Sites x chips x kind of chip, as in 2x64xh100; unlike ones joined by +, as in 64xh100+32xa100."""
     between: str = ""
     """Link between sites, in one direction, with its one-way latency: 10gbit,20ms; or by name, as wan-10g."""
-    inside: str = ""
-    """Link of one chip between the servers of a site: 400gbit,5us, or a name; infiniband-ndr where left out."""
+
+    deadline: str = ""
+    """Longest run, as in 30d or 12h."""
+    budget_usd: str = ""
+    """Most US dollars, as in 50k."""
+    target_loss: float | None = None
+    """Nats per token, to be reached for the least money."""
+
     replicas: int | None = None
     """M: replicas, over all sites; one a site where left out."""
     sync_every: int | None = None
-    """H: inner steps between two outer steps; where left out, what the law's runs had, or more if the link is slow."""
+    """H: inner steps between two outer steps; what the law's runs had where left out, or more if the link is slow."""
     codec: str = ""
-    """How outer gradients are written on the wire: fp32, bf16, fp16, int8, int4, e3m0 (where left out), topk:0.01."""
+    """How streaming writes outer gradients: fp32, bf16, fp16, int8, int4, e3m0 (where left out), topk:0.01."""
     overlap: int | None = None
     """tau: inner steps between sending a fragment and using its result; 5 where left out."""
     fragments: int | None = None
     """P: parts of the model that sync one after another; three layers each where left out."""
     batch_tokens: str = ""
     """Tokens of one inner step over all replicas, as in 512k; what the law recommends where left out."""
+
     seq_len: int | None = None
-    """Tokens of one sequence; 2048 where left out."""
+    """Tokens of one sequence; 2048 where left out, or what a known model was trained with."""
     tensor: int | None = None
-    """Chips that share each layer of a replica; the fastest that fits where left out, 1 beside --pipeline."""
+    """Chips that share each layer; the fastest that fits where left out, 1 beside --pipeline."""
     pipeline: int | None = None
-    """Pipeline stages of a replica; the fastest that fits where left out, 1 beside --tensor."""
+    """Pipeline stages; the fastest that fits where left out, 1 beside --tensor."""
     microbatches: int | None = None
-    """Of each pipeline in a step; where left out, as many as the batch has sequences, or four parts a stage."""
+    """Of each pipeline in a step; as many as the batch has sequences where left out, or four parts a stage."""
+    inside: str = ""
+    """Link of one chip between the servers of a site: 400gbit,5us, or a name; infiniband-ndr where left out."""
+
     mfu: str = ""
     """Share of a chip's peak FLOP/s that training reaches, as 40% or 0.4; 40% is assumed where left out."""
     measured: str = ""
     """Measured speed in place of --mfu: a file that `diloco bench device` wrote, or the folder of a run."""
-    law: str = PAPER
-    """Where the loss comes from: paper, article, or a file that `diloco fit --out` wrote."""
     price: str = ""
-    """US dollars for one chip and hour, as in $2.5; the catalogue's typical price where left out."""
-    deadline: str = ""
-    """Longest run, as in 30d or 12h: the best loss by then is searched for."""
-    budget_usd: str = ""
-    """Most US dollars, as in 50k: the best loss for them is searched for."""
-    target_loss: float | None = None
-    """Nats per token: the cheapest way there is searched for."""
-    mtbi: str = ""
-    """Mean time between interruptions of one chip, as in 1y or 2000d; 2111 days, as Llama 3's, where left out."""
-    away: str = ""
-    """Until a failed server is whole again, as in 30min, which is assumed where left out."""
-    restart: str = ""
-    """Until a failure is noticed and the run goes on from its last checkpoint, as in 5min, if left out too."""
-    checkpoint_every: str = ""
-    """Work between two checkpoints of a data-parallel run, as in 30min; where left out, the best for a stop of 10 s."""
-    spares: int | None = None
-    """Idle servers at each site that take a failed one's place, paid for; one for 64 servers where left out."""
+    """US dollars for one chip (of every kind) and hour, as in $2.5; typical prices where left out."""
     hardware: str = ""
     """A TOML file of chips and links of your own, which go before the shipped ones."""
+    law: str = PAPER
+    """Where the loss comes from: paper (where left out), article, or a file that `diloco fit --out` wrote."""
+
+    mtbi: str = ""
+    """Mean time between interruptions of one chip, as in 1y or 20d; 2111 days, as Llama 3's, where left out."""
+    away: str = ""
+    """Until a failed server is whole again, as in 2h; 30min where left out."""
+    restart: str = ""
+    """Until a failure is noticed and the run goes on from its last checkpoint, as in 10min; 5min where left out."""
+    checkpoint_every: str = ""
+    """Work between two checkpoints of a data-parallel run, as in 30min; the best for a stop of 10 s where left out."""
+    spares: int | None = None
+    """Idle servers at each site that take a failed one's place, paid for; one for 64 servers where left out."""
+
+
+_FLAGS = {field.name: "--" + field.name.replace("_", "-") for field in fields(Asked)}
+_NAMED = re.compile(rf"(^| and )({'|'.join(_FLAGS)}) is ")
 
 
 def read_question(asked: Asked) -> Question:
-    """Raises BadInput, with the nearest value that is sensible, for a question that has no answer."""
-    known = catalogue(asked.hardware or None)
+    """Raises BadInput, naming the option and the nearest value that is sensible, for a question that has no answer."""
+    try:
+        return _read(asked)
+    except BadInput as error:
+        raise BadInput(_NAMED.sub(lambda found: f"{found[1]}{_FLAGS[found[2]]} is ", str(error))) from error
+
+
+def _read(asked: Asked) -> Question:
+    known = _about("--hardware", asked.hardware, lambda: catalogue(asked.hardware or None))
     model = _model(asked)
     sites = tuple(_sites(asked, known))
     between = _between(asked, known, sites)
-    said: list[str] = []
-    tokens = _tokens(asked, model, said)
+    said = [model_sentence(model)]
     law = open_law(asked.law)
+    tokens = _tokens(asked, law, model, said)
     replicas = _replicas(asked, sites, said)
     question = Question(
         model=model,
@@ -129,10 +134,21 @@ def read_question(asked: Asked) -> Question:
         budget_usd=parse_usd(asked.budget_usd, "--budget-usd", "50k") if asked.budget_usd else None,
         target_loss=_target(asked.target_loss),
         given=frozenset(name for name, value in vars(asked).items() if value != getattr(Asked, name)),
+        own_hardware=known.own,
     )
-    question = _schedule(asked, question, said)
-    _refuse_too_large(asked, question)
-    return replace(question, assumed=(*_hardware_sentences(question), *said))
+    question = schedule(asked, question, said)
+    refuse_what_does_not_fit(asked, question)
+    return replace(question, assumed=(*hardware_sentences(question), *said))
+
+
+def _about(option: str, value: str, read: Callable[[], T]) -> T:
+    """`read()`; where it refuses without naming the option, with the option and its value before the reason."""
+    try:
+        return read()
+    except BadInput as error:
+        if str(error).startswith(option):
+            raise
+        raise BadInput(f"{option} is {value!r}: {error}") from error
 
 
 def _model(asked: Asked) -> ModelShape:
@@ -143,17 +159,20 @@ def _model(asked: Asked) -> ModelShape:
     return get_model(asked.params, asked.seq_len)
 
 
-def _tokens(asked: Asked, model: ModelShape, said: list[str]) -> float:
+def _tokens(asked: Asked, law: LossLaw, model: ModelShape, said: list[str]) -> float:
     if asked.tokens:
         return parse_count(asked.tokens, "--tokens", "140b")
-    said.append(f"tokens: {TOKENS_PER_PARAM} for each parameter, {format_count(TOKENS_PER_PARAM * model.params)}")
-    return TOKENS_PER_PARAM * model.params
+    tokens, why = law.tokens(model.params)
+    said.append(f"{why}: {format_count(tokens)}")
+    return tokens
 
 
 def _sites(asked: Asked, known: Catalogue) -> list[Site]:
     if not asked.sites:
         raise BadInput("--sites is missing: give sites x chips x kind of chip, as in --sites 2x64xh100")
-    inside = known.parse_link(asked.inside, "--inside") if asked.inside else None
+    inside = _about(
+        "--inside", asked.inside, lambda: known.parse_link(asked.inside, "--inside") if asked.inside else None
+    )
     found: list[Site] = []
     for part in asked.sites.split("+"):
         match = _SITES.fullmatch(part.strip())
@@ -163,8 +182,8 @@ def _sites(asked: Asked, known: Catalogue) -> list[Site]:
         near = f"{min(max(count, 1), SITES_MOST)}x{min(max(chips, 1), CHIPS_MOST)}x{match[3]}"
         if not (1 <= count <= SITES_MOST and 1 <= chips <= CHIPS_MOST):
             raise BadInput(f"--sites is {asked.sites!r}, which has {count} sites of {chips} chips: give {near}")
-        chip = _priced(known.chip(match[3]), asked.price)
-        found += [replace(known.site(match[3], chips, inside), chip=chip)] * count
+        site = _about("--sites", asked.sites, lambda: known.site(match[3], chips, inside))  # noqa: B023
+        found += [replace(site, chip=_priced(site.chip, asked.price))] * count
     return found
 
 
@@ -174,7 +193,8 @@ def _priced(chip: Chip, price: str) -> Chip:
 
 def _between(asked: Asked, known: Catalogue, sites: tuple[Site, ...]) -> Link:
     if asked.between:
-        return replace(known.parse_link(asked.between, "--between"), framing=TCP_FRAMING)
+        link = _about("--between", asked.between, lambda: known.parse_link(asked.between, "--between"))
+        return replace(link, framing=TCP_FRAMING)
     if len(sites) > 1:
         raise BadInput(f"--between is missing: {len(sites)} sites have a link, as in --between 10gbit,20ms")
     return sites[0].inside
@@ -204,9 +224,13 @@ def _batch(asked: Asked, law: LossLaw, model: ModelShape, replicas: int, tokens:
         batch = parse_count(asked.batch_tokens, "--batch-tokens", "512k")
         if batch < replicas:
             near = replicas * model.seq_len
-            raise BadInput(f"--batch-tokens is {batch:g}, less than one for each replica: give {near}, a sequence each")
+            many = format_number(batch)
+            raise BadInput(f"--batch-tokens is {many}, less than one for each replica: give {near}, a sequence each")
         if batch > tokens:
-            raise BadInput(f"--batch-tokens is {batch:g}, more than the run's {tokens:g} tokens: give at most that")
+            run = format_count(tokens)
+            raise BadInput(
+                f"--batch-tokens is {format_number(batch)}, more than the run's {run} tokens: give at most that"
+            )
         return batch
     batch = min(whole_sequences(law.batch_tokens(model.params, replicas), model, replicas), tokens)
     source = law.name if law.law is None else PAPER
@@ -247,71 +271,3 @@ def _target(loss: float | None) -> float | None:
     if loss is not None and not 0 < loss < math.inf:
         raise BadInput(f"--target-loss is {loss:g}: give nats per token above 0, as 2.1")
     return loss
-
-
-def _schedule(asked: Asked, question: Question, said: list[str]) -> Question:
-    """Fragments, overlap and H, which depend on each other."""
-    for name, least in (("sync_every", 1), ("overlap", 0), ("fragments", 1)):
-        value = getattr(asked, name)
-        if value is not None and value < least:
-            raise BadInput(f"--{name.replace('_', '-')} is {value}: give {least} or more")
-    fixed = asked.sync_every or math.inf
-    if (asked.fragments or 1) > fixed:
-        raise BadInput(f"--fragments is {asked.fragments} and --sync-every {fixed}: give at most {fixed} fragments")
-    if (asked.overlap or 0) > fixed:
-        raise BadInput(f"--overlap is {asked.overlap} and --sync-every {fixed}: give at most {fixed} steps")
-    usual = asked.sync_every or question.law.sync_every
-    fragments = asked.fragments or min(math.ceil(question.model.layers / FRAGMENT_LAYERS), usual)
-    overlap = min(STREAMING_OVERLAP, usual) if asked.overlap is None else asked.overlap
-    start = asked.sync_every or max(usual, fragments, overlap)
-    question = replace(question, fragments=int(fragments), overlap_steps=int(overlap), sync_every=int(start))
-    if asked.sync_every or question.replicas == 1:
-        return question
-    picked = pick_sync_every(streaming(question), question.sync_every)
-    link, own = format_bandwidth(question.cluster.between.gbit_per_s), question.law.sync_every
-    why = f"as over {link} a smaller one waits for over {BEARABLE_WAIT:.0%} of the time; the law's own runs had {own}"
-    if picked == start:
-        why = "as in the law's own runs" if start == own else "the least for so many fragments and steps of overlap"
-    question = replace(question, sync_every=picked)
-    plain = diloco(question).sync_every
-    said.append(f"H = {picked}, {why}")
-    if plain != picked:
-        said[-1] += f"; plain DiLoCo, which hides nothing, has an H of its own by the same rule, {plain}"
-    return question
-
-
-def _refuse_too_large(asked: Asked, question: Question) -> None:
-    settled = settle(streaming(question), question.island)
-    size = format_count(question.model.params)
-    if not settled.fits and asked.seq_len is not None and (shorter := _shorter(asked, question)) is not None:
-        raise BadInput(
-            f"--seq-len is {asked.seq_len:,}, with which {size} parameters do not fit into these chips: give {shorter}"
-        )
-    if not settled.fits:
-        raise BadInput(f"--params is {size}, which {settled.fit.sentence}")
-    run = settled.run
-    if run.micro_batches > run.shard_tokens:
-        raise BadInput(
-            f"--microbatches is {asked.microbatches}, more than a pipeline has tokens in a step: give at most "
-            f"{max(1, int(run.shard_tokens))}"
-        )
-
-
-def _shorter(asked: Asked, question: Question) -> int | None:
-    """The longest sequence that fits, of the asked one halved again and again."""
-    seq_len = asked.seq_len or 1
-    while (seq_len := seq_len // 2) >= 1:
-        run = replace(streaming(question), model=replace(question.model, seq_len=seq_len))
-        if settle(run, question.island).fits:
-            return seq_len
-    return None
-
-
-def _hardware_sentences(question: Question) -> list[str]:
-    """Speeds and prices."""
-    speeds = dict.fromkeys(speed.how for speed in question.speeds.values())
-    prices = {}
-    for chip in (site.chip for site in question.cluster.sites):
-        known = f"{format_usd(chip.usd_per_h)} an hour ({chip.price_date})" if chip.usd_per_h else None
-        prices[chip.name] = f"{chip.label}: {known or 'no price: give --price'}"
-    return [*speeds, *prices.values()]

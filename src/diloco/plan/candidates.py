@@ -65,7 +65,8 @@ def _bases(question: Question, sites: int, replicas: int) -> Iterator[Settled]:
         return
     for batch in _batches(question, replicas, replicas):
         run = Run(question.model, cluster, question.speed(cluster), question.tokens, batch, replicas, sync_every=1,
-                  island=question.island or Island(), failures=question.failures)  # fmt: skip
+                  island=question.island or Island(), failures=question.failures,
+                  speeds=question.speeds)  # fmt: skip
         settled = settle(run, question.island)
         if settled.fits:
             yield settled
@@ -77,8 +78,9 @@ def _schedules(question: Question, base: Run) -> Iterator[tuple[Run, float, floa
     fragments = [question.fragments] if "fragments" in kept else sorted(parts)
     codecs = [question.codec] if "codec" in kept else CODECS
     overlaps = [question.overlap_steps] if "overlap" in kept else OVERLAPS
-    near = sorted(SYNC_EVERY, key=lambda h: abs(math.log(h / question.law.sync_every)))
-    coded = [replace(base, codec=c, fragments=p, sync_every=max(SYNC_EVERY)) for c in codecs for p in fragments]
+    ladder = {*SYNC_EVERY, question.sync_every}
+    near = sorted(ladder, key=lambda h: (abs(math.log(h / question.law.sync_every)), h))
+    coded = [replace(base, codec=c, fragments=p, sync_every=max(ladder)) for c in codecs for p in fragments]
     rounds = [(run, outer_round(run)) for run in coded]
     for sync_every in [question.sync_every] if "sync_every" in kept else near:
         useful = max(goodput(replace(base, sync_every=sync_every), None, step.total_s), LEAST_GOODPUT)

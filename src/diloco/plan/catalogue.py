@@ -13,7 +13,7 @@ from typing import Any
 from diloco.errors import BadInput
 from diloco.plan.hardware import Chip, Link, Site
 from diloco.plan.toml import read_toml
-from diloco.plan.units import parse_bandwidth, parse_bytes, parse_count, parse_duration, parse_flop_per_s, parse_usd
+from diloco.units import parse_bandwidth, parse_bytes, parse_count, parse_duration, parse_flop_per_s, parse_usd
 
 DEFAULT_INSIDE = "infiniband-ndr"
 """Between the servers of a site, where nothing else is said."""
@@ -25,6 +25,8 @@ class Catalogue:
 
     chips: Mapping[str, Chip]
     links: Mapping[str, Link]
+    own: frozenset[str] = frozenset()
+    """Names that a file of the user's own has, as in "chip.h100"."""
 
     def chip(self, name: str) -> Chip:
         """Raises BadInput, with the nearest names, for one that is unknown."""
@@ -83,7 +85,9 @@ def catalogue(path: str | None = None) -> Catalogue:
                 tables[kind][name.lower()] = {**tables[kind].get(name.lower(), {}), **entry}
     chips = {name: _chip(name, entry) for name, entry in tables["chip"].items()}
     links = {name: _link(name, entry) for name, entry in tables["link"].items()}
-    return Catalogue(chips, links)
+    given = read_toml(Path(path)) if path else {}
+    own = frozenset(f"{kind}.{name.lower()}" for kind, entries in given.items() for name in entries)
+    return Catalogue(chips, links, own)
 
 
 _CHIP = {"memory", "memory_bandwidth", "power_w", "peak"}

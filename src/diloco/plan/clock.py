@@ -81,8 +81,12 @@ def clock(run: Run) -> Breakdown:
 
 def inner_step(run: Run) -> Step:
     """Of the slowest site."""
-    steps = [_site_step(run, site) for site in run.cluster.sites]
-    return max(steps, key=lambda step: step.total_s)
+    return max(site_steps(run), key=lambda step: step.total_s)
+
+
+def site_steps(run: Run) -> list[Step]:
+    """Of each of `Cluster.kinds`."""
+    return [_site_step(run, site) for site in run.cluster.kinds]
 
 
 def outer_round(run: Run) -> Round:
@@ -93,7 +97,7 @@ def outer_round(run: Run) -> Round:
         link, members, inside_s = _port(run.cluster.sites[0], run), run.replicas, 0.0
     elif run.two_level or run.data_parallel:
         link, members = run.cluster.between, sites
-        inside_s = max(_spread_s(params, run.site_replicas, _port(site, run)) for site in run.cluster.sites)
+        inside_s = max(_spread_s(params, run.site_replicas, _port(site, run)) for site in run.cluster.kinds)
     else:
         link, members, inside_s = run.cluster.between, run.replicas, 0.0
     bits = cost.payload_bits(params) * cost.factor(members)
@@ -137,7 +141,7 @@ def _site_step(run: Run, site: Site) -> Step:
     chips, island = site.chips // run.site_replicas, run.island
     shards = island.data_shards(chips)
     tokens = run.batch_tokens / run.replicas
-    compute_s = run.model.flops_per_token * tokens / (chips * run.speed.flop_per_s)
+    compute_s = run.model.flops_per_token * tokens / (chips * run.flop_per_s(site.chip))
     split = island.tensor * island.pipeline
     link = site.node_link if chips <= site.node_chips else site.inside
     sharded_s = _bytes_s(3 * (shards - 1) / shards * WIRE_BYTES * run.model.params / split, link)
@@ -156,7 +160,7 @@ def _codec_s(run: Run, params: float) -> float:
     """At the slowest site; a replica's chips share the work."""
     rates = (
         (run.codec_bytes_per_s or site.chip.memory_bytes_per_s / CODEC_PASSES) * site.chips / run.site_replicas
-        for site in run.cluster.sites
+        for site in run.cluster.kinds
     )
     return 4 * params / min(rates)
 

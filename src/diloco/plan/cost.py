@@ -7,7 +7,7 @@ import math
 from diloco.plan.clock import inner_step
 from diloco.plan.failures import Failures
 from diloco.plan.run import Run
-from diloco.plan.units import DAY_S, HOUR_S
+from diloco.units import DAY_S, HOUR_S
 
 LONGEST_DAYS = 365_250
 """A thousand years: a run that takes longer never ends."""
@@ -27,7 +27,10 @@ def usd_per_h(run: Run) -> float | None:
     hourly = run.cluster.usd_per_h
     if hourly is None:
         return None
-    idle = ((site.chip.usd_per_h or 0.0, run.failures.spares(site) * site.node_chips) for site in run.cluster.sites)
+    idle = (
+        (site.chip.usd_per_h or 0.0, count * run.failures.spares(site) * site.node_chips)
+        for site, count in run.cluster.counted
+    )
     return hourly + sum(price * chips for price, chips in idle)
 
 

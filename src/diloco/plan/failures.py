@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from diloco.errors import BadInput
 from diloco.plan.hardware import Cluster, Site
-from diloco.plan.units import DAY_S, format_days, format_duration
+from diloco.units import DAY_S, format_days, format_duration
 
 MTBI_DAYS = 2111.0
 """Of one chip: 419 unexpected interruptions of 16,384 H100s in 54 days (arXiv:2407.21783, Table 5)."""
@@ -51,7 +51,7 @@ class Failures:
 
     def spare_chips(self, cluster: Cluster) -> int:
         """Over all sites."""
-        return sum(self.spares(site) * site.node_chips for site in cluster.sites)
+        return sum(count * self.spares(site) * site.node_chips for site, count in cluster.counted)
 
     def interval_s(self, chips: float) -> float:
         """Work between two checkpoints of so many chips: sqrt(2 C MTBI / chips) (Young 1974), C the price of one."""
@@ -60,25 +60,26 @@ class Failures:
 
     def stop_s(self, cluster: Cluster) -> float:
         """How long a failure stops its group: a restart, and the server's absence where every spare is out too."""
-        waits = sum(site.chips * self._no_spare(site) for site in cluster.sites) / cluster.chips
+        waits = sum(count * site.chips * self._no_spare(site) for site, count in cluster.counted) / cluster.chips
         return self.restart_s + waits * self.away_s
 
     def _no_spare(self, site: Site) -> float:
         return at_least(self.spares(site), site.chips / self.mtbi_s * self.away_s)
 
-    def sentence(self, cluster: Cluster, data_parallel_chips: int) -> str:
+    def sentence(self, cluster: Cluster, data_parallel_chips: int, with_replicas: bool = True) -> str:
         """What was assumed, with the option that says otherwise."""
-        spares = {self.spares(site) for site in cluster.sites}
+        spares = {self.spares(site) for site in cluster.kinds}
         many = " to ".join(f"{count:,}" for count in sorted({min(spares), max(spares)}))
         instead = f"{many} spare server{'s' * (many != '1')} a site" if max(spares) else "no spare servers"
         given = "" if self.checkpoint_every_s else ", the optimum of Young and of Daly"
         every = format_duration(self.interval_s(data_parallel_chips))
+        replicas = "; DiLoCo goes on without that replica, which loses half of its window" if with_replicas else ""
         return (
             f"failures: a chip fails once in {format_days(self.mtbi_s / DAY_S)} (--mtbi), its server is back after "
             f"{format_duration(self.away_s)} (--away), there are {instead} (--spares), a restart takes "
             f"{format_duration(self.restart_s)} (--restart); data parallel stops as a whole and loses half of the "
             f"{every} between checkpoints{given} (--checkpoint-every), each of which stops it for "
-            f"{format_duration(self.checkpoint_s)}; DiLoCo goes on without that replica, which loses half of its window"
+            f"{format_duration(self.checkpoint_s)}{replicas}"
         )
 
 

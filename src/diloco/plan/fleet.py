@@ -6,13 +6,13 @@ Chips are grouped in slices: one chip's failure takes its whole slice out until 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diloco.errors import BadInput
-from diloco.plan.units import DAY_S, YEAR_S
+from diloco.units import DAY_S, YEAR_S
 
 CHIPS_MOST = 10**8
 """Beyond it a slip of the pen: more than all accelerators ever made for training."""
@@ -71,11 +71,6 @@ def number(options: object, name: str, least: float, most: float) -> None:
     if not least <= value <= most:
         near = min(max(value, least), most) if value == value else least
         raise BadInput(f"{name} is {value!r}: give a number from {least:g} to {most:g}, the nearest is {near:g}")
-
-
-def option_names(kind: type) -> tuple[str, ...]:
-    """The options of a dataclass."""
-    return tuple(field.name for field in fields(kind))
 
 
 def failures(

@@ -19,7 +19,7 @@ from diloco.plan.merges import Merges, meet
 from diloco.plan.outages import Timeline, live_through
 from diloco.plan.policy import Policy, assumed, split
 from diloco.plan.stragglers import slowest
-from diloco.plan.units import DAY_S
+from diloco.units import DAY_S
 
 WINDOWS_MOST = 400_000
 """Windows, of all learners together, that are played one by one; what is seen in them stands for the rest.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from diloco.errors import BadInput
 
@@ -116,19 +118,31 @@ class Cluster:
         if not self.sites:
             raise BadInput("a cluster has 0 sites: give 1 or more, as 2x64xh100")
 
-    @property
+    @cached_property
+    def counted(self) -> tuple[tuple[Site, int], ...]:
+        """Every site once, with the number of those that are the same: hundreds may be."""
+        same = {id(site): site for site in self.sites}
+        count = Counter(map(id, self.sites))
+        return tuple((site, count[key]) for key, site in same.items())
+
+    @cached_property
+    def kinds(self) -> tuple[Site, ...]:
+        """Every site once."""
+        return tuple(site for site, _ in self.counted)
+
+    @cached_property
     def chips(self) -> int:
-        return sum(site.chips for site in self.sites)
+        return sum(count * site.chips for site, count in self.counted)
 
     @property
     def usd_per_h(self) -> float | None:
         """None where a chip has no price."""
-        prices = [(site.chip.usd_per_h, site.chips) for site in self.sites]
+        prices = [(site.chip.usd_per_h, count * site.chips) for site, count in self.counted]
         return None if any(price is None for price, _ in prices) else sum(p * n for p, n in prices if p is not None)
 
     @property
     def power_w(self) -> float:
-        return sum(site.chip.power_w * site.chips for site in self.sites)
+        return sum(count * site.chip.power_w * site.chips for site, count in self.counted)
 
 
 @dataclass(frozen=True)

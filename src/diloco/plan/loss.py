@@ -60,6 +60,19 @@ class LossLaw:
         """Where to start: that of the rule's own runs."""
         return RULE_SYNC_EVERY.get(self.name, RULE_SYNC_EVERY[PAPER])
 
+    def tokens(self, params: float) -> tuple[float, str]:
+        """Of a run where nobody gives them, and a sentence on where they are from: the law's runs, if they say."""
+        from diloco.laws.budget import tokens_of
+        from diloco.laws.published import PAPER_TOKEN_RATIO
+
+        if self.law is not None:
+            found, (said,) = tokens_of(params, None, self.law.runs.tokens_per_param)
+        elif self.name == PAPER:
+            found, (said,) = tokens_of(params, None, PAPER_TOKEN_RATIO, "the paper's runs")
+        else:
+            found, (said,) = tokens_of(params, None, None, f"the {self.name}'s rules")
+        return found, said
+
     def at(self, params: float, tokens: float, replicas: int, sync_every: int, data_parallel: bool = False) -> Loss:
         """Of one run. Data parallelism is one replica that syncs every step.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco.errors import BadInput
 from diloco.plan.hardware import Chip, Speed
-from diloco.plan.units import format_flop_per_s
+from diloco.units import format_count, format_flop_per_s
 
 KIND = "diloco bench device"
 """The `kind` of a file that `diloco bench device` wrote."""
@@ -47,7 +47,8 @@ def _of_a_bench(path: Path) -> tuple[Speed, str]:
     flop_per_s = record.get("flop_per_s")
     if not _above_zero(flop_per_s):
         raise BadInput(f"--measured is {path}, without a flop_per_s: {_GIVE}")
-    how = f"measured by `{KIND}`: {format_flop_per_s(flop_per_s)} ({path.name})"
+    size = f" with a model of {record['size']}" if "size" in record else ""
+    how = f"measured by `{KIND}`: {format_flop_per_s(flop_per_s)}{size} ({path.name})"
     return Speed(float(flop_per_s), how), str(record.get("device", ""))
 
 
@@ -61,7 +62,8 @@ def _of_a_run(folder: Path) -> tuple[Speed, str]:
         )
     devices = _devices(str(config.get("mesh", "")))
     flop_per_s = 6 * params * tokens[receipt.get("replica", 0)] / seconds / devices
-    how = f"measured in {folder}: {format_flop_per_s(flop_per_s)} a device while computing"
+    speed = format_flop_per_s(flop_per_s)
+    how = f"measured in {folder}: {speed} a device while computing, with {format_count(params)} parameters"
     device = str(config.get("device", ""))
     return Speed(flop_per_s, how), device if device.startswith("cpu") else ""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from diloco.plan.hardware import Site
 from diloco.plan.run import LEAST_MICRO_TOKENS, Run
-from diloco.plan.units import format_bytes
+from diloco.units import format_bytes
 
 WEIGHT_BYTES, GRADIENT_BYTES, MASTER_BYTES, ADAM_BYTES = 2, 2, 4, 8
 OUTER_BYTES = 8
@@ -92,7 +92,7 @@ class Fit:
 def memory(run: Run, options: MemoryOptions | None = None) -> Memory:
     """The parts, on the chip of the site where least is left."""
     options = options or MemoryOptions()
-    site = min(run.cluster.sites, key=lambda site: site.chip.memory_bytes * site.chips)
+    site = min(run.cluster.kinds, key=lambda site: site.chip.memory_bytes * site.chips)
     chips = replica_chips(run, site)
     shards = run.island.data_shards(chips)
     params = run.model.params / chips
@@ -168,7 +168,7 @@ def least_chips(run: Run, options: MemoryOptions | None = None) -> int | None:
     Every split divides the multiples of `ALL_SPLITS`, and of those more chips hold more: the least of them by halving,
     then number by number through those just below.
     """
-    site = min(run.cluster.sites, key=lambda site: site.chip.memory_bytes)
+    site = min(run.cluster.kinds, key=lambda site: site.chip.memory_bytes)
     unit = math.lcm(ALL_SPLITS, site.chip.node_chips)
     ways = spending(run, options)[1:]
 
@@ -187,19 +187,26 @@ def least_chips(run: Run, options: MemoryOptions | None = None) -> int | None:
 
 def splits(run: Run) -> list[Run]:
     """The run with its replicas' chips split otherwise, tensor parallelism inside a server; the run itself first."""
-    chips = [replica_chips(run, site) for site in run.cluster.sites]
-    node_chips = min(site.node_chips for site in run.cluster.sites)
+    chips = [replica_chips(run, site) for site in run.cluster.kinds]
+    node_chips = min(site.node_chips for site in run.cluster.kinds)
     islands = [run.island] + [
         replace(run.island, tensor=tensor, pipeline=pipeline)
         for pipeline in PIPELINE_SIZES
         for tensor in TENSOR_SIZES
-        if pipeline <= run.model.layers and tensor <= node_chips
+        if pipeline <= run.model.layers and tensor <= min(node_chips, run.model.heads)
     ]
     return [
         replace(run, island=island)
         for island in dict.fromkeys(islands)
         if all(count % (island.tensor * island.pipeline) == 0 for count in chips)
     ]
+
+
+def fewer_replicas(run: Run) -> list[int]:
+    """As they are, then fewer, down to one a site."""
+    sites = len(run.cluster.sites)
+    possible = [n for n in range(run.site_replicas, 0, -1) if all(site.chips % n == 0 for site in run.cluster.kinds)]
+    return [sites * n for n in possible]
 
 
 def _with_chips(run: Run, site: Site, chips: int) -> Run | None:
@@ -209,7 +216,12 @@ def _with_chips(run: Run, site: Site, chips: int) -> Run | None:
     if all_chips % node_chips:
         return None
     grown = replace(site, nodes=all_chips // node_chips, node_chips=node_chips)
-    return replace(run, cluster=replace(run.cluster, sites=(grown,) * len(run.cluster.sites)))
+    return replace(_unsplit(run), cluster=replace(run.cluster, sites=(grown,) * len(run.cluster.sites)))
+
+
+def _unsplit(run: Run) -> Run:
+    """The run before its replicas' chips are split."""
+    return replace(run, island=replace(run.island, tensor=1, pipeline=1))
 
 
 def _activations_bytes(run: Run, options: MemoryOptions) -> float:
@@ -230,8 +242,8 @@ def _nearby(run: Run, options: MemoryOptions) -> Iterator[tuple[Run, MemoryOptio
     whole = [way for way in ways if way.micro_batch_tokens == options.micro_batch_tokens]
     for way in whole:
         yield run, way
-    for replicas in _fewer_replicas(run):
-        for other in splits(replace(run, replicas=replicas)):
+    for replicas in fewer_replicas(run):
+        for other in splits(replace(_unsplit(run), replicas=replicas)):
             yield other, whole[-1]
     for way in ways[len(whole) :]:
         for other in splits(run):
@@ -255,10 +267,3 @@ def _split_words(run: Run) -> str:
     if island.tensor * island.pipeline == 1:
         return ""
     return f"with tensor {island.tensor} x pipeline {island.pipeline} it takes "
-
-
-def _fewer_replicas(run: Run) -> list[int]:
-    """As they are, then fewer, down to one a site."""
-    sites = len(run.cluster.sites)
-    possible = [n for n in range(run.site_replicas, 0, -1) if all(site.chips % n == 0 for site in run.cluster.sites)]
-    return [sites * n for n in possible]

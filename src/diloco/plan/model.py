@@ -11,7 +11,7 @@ from typing import Any
 
 from diloco.errors import BadInput
 from diloco.plan.toml import read_toml
-from diloco.plan.units import format_count, parse_count
+from diloco.units import format_count, parse_count
 
 VOCAB, SEQ_LEN, HEAD_WIDTH, FFN_PER_WIDTH = 32_000, 2048, 64, 4
 LAYERS_PER_HEAD = 0.75

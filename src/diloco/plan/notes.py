@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from diloco.plan.clock import inner_step
-from diloco.plan.question import LABELS, ONE_SITE, Question
+from diloco.plan.clock import inner_step, site_steps
+from diloco.plan.question import LABELS, Question
 from diloco.plan.run import Run
-from diloco.plan.units import format_number, format_share, format_things
+from diloco.units import format_duration, format_number, format_share, format_things
 
 if TYPE_CHECKING:
     from diloco.plan.answer import Line
 
-SEARCH_BELOW = 0.9
-"""Of the utilisation of one site, under which other settings are pointed to."""
+WORTH_IDLE = 0.01
+"""Of the time, from which on a faster site's waiting for a slower one is pointed to."""
+
+MUCH_ATTENTION = 0.2
+"""Of a token's operations without it."""
 
 GOOD_GOODPUT = 0.8
 """Less, and failures are pointed to."""
 
 
 def notes(question: Question, lines: dict[str, Line]) -> list[str]:
-    """Plainest first: what was ignored, failures, memory, speed, and the law."""
+    """Failures, memory, speed, and the law."""
     last = list(lines.values())[-1]
     run = last.run
-    found = [*ignored(question), run.failures.sentence(run.cluster, run.cluster.chips)]
+    found = [run.failures.sentence(run.cluster, run.cluster.chips, with_replicas=run.replicas > 1)]
     if last.goodput < GOOD_GOODPUT:
         found.append(_dominated(last))
+    found += [f"{LABELS[line.name]} {line.settled.fit.sentence}" for line in lines.values() if not line.settled.fits]
     offloaded = [LABELS[line.name] for line in lines.values() if line.settled.fit.options.offload_outer]
     if offloaded:
         found.append(f"{' and '.join(offloaded)}: anchor and outer momentum must lie in the hosts' memory")
@@ -35,29 +39,30 @@ def notes(question: Question, lines: dict[str, Line]) -> list[str]:
             f"a whole sequence's activations do not fit into a chip: sequences are split over chips, in parts of "
             f"{format_number(min(split), 3)} tokens"
         )
-    if last.name != ONE_SITE and last.clock.utilization < SEARCH_BELOW * lines[ONE_SITE].clock.utilization:
-        found.append("a larger batch, H or overlap waits less: --search tries them")
-    if len({(site.chip.name, site.chips) for site in run.cluster.sites}) > 1:
-        found.append("every replica has an equal share of the batch, so the faster site waits for the slower one")
+    found += _unlike_sites(run)
     found += _speed(question, run)
-    found.append(question.law.silence())
+    if run.replicas > 1:
+        found.append(question.law.silence())
     return found + question.law.reservations(question.model.params, run.replicas, question.tokens)
 
 
-def ignored(question: Question) -> list[str]:
-    """Options that were given and change nothing."""
+def without_effect(question: Question) -> tuple[str, ...]:
+    """Options that were given and change nothing, a sentence for each reason."""
+    sites, given = question.cluster.sites, question.given
     why: dict[str, tuple[str, ...]] = {}
-    if len(question.cluster.sites) == 1:
-        why["there is one site"] = ("between",)
-    if all(site.nodes == 1 for site in question.cluster.sites):
-        why["a site is one server"] = ("inside",)
+    if len(sites) == 1:
+        why["with one site"] = ("between",)
+    if all(site.nodes == 1 for site in sites):
+        why["where a site is one server"] = ("inside",)
     if question.replicas == 1:
-        why["there is one replica (M = 1), which syncs with nobody"] = ("sync_every", "codec", "overlap", "fragments")
-    return [
-        f"ignored: {_flags(given)}, as {reason}"
-        for reason, names in why.items()
-        if (given := [name for name in names if name in question.given])
-    ]
+        why["with one replica (M = 1), which syncs with nobody"] = ("sync_every", "codec", "overlap", "fragments")
+    links = {link.name for site in sites for link in (site.node_link, site.inside)} | {question.cluster.between.name}
+    named = {f"chip.{site.chip.name}" for site in sites} | {f"link.{name}" for name in links}
+    if not named & question.own_hardware:
+        why["as it names no chip and no link of this question"] = ("hardware",)
+    found = ((reason, [name for name in names if name in given]) for reason, names in why.items())
+    have = ("has", "have")
+    return tuple(f"{_flags(names)} {have[len(names) > 1]} no effect {reason}" for reason, names in found if names)
 
 
 def _flags(names: list[str]) -> str:
@@ -66,22 +71,27 @@ def _flags(names: list[str]) -> str:
 
 
 def _dominated(line: Line) -> str:
-    """Which of the settings costs most."""
-    run, failures = line.run, line.run.failures
+    run = line.run
     chips = run.cluster.chips if run.data_parallel else run.cluster.chips / run.replicas
-    between_s = failures.mtbi_s / chips
-    stop_s = failures.stop_s(run.cluster)
-    interval_s = failures.interval_s(chips) if run.data_parallel else run.sync_every * inner_step(run).total_s
-    lost = {
-        "--restart": failures.restart_s,
-        "--spares, or --away": stop_s - failures.restart_s,
-        "--checkpoint-every" if run.data_parallel else "--sync-every, or more --replicas": interval_s / 2,
-    }
-    flag = max(lost, key=lambda name: lost[name])
     return (
         f"failures dominate: they leave {format_share(line.goodput)} of the time, as something stops "
-        f"{format_things(round(chips), 'chip')} every {between_s / 60:.3g} min; what helps most is {flag}, then --mtbi"
+        f"{format_things(round(chips), 'chip')} every {format_duration(run.failures.mtbi_s / chips)}"
     )
+
+
+def _unlike_sites(run: Run) -> list[str]:
+    """Equal shares of the batch make the faster of unlike sites wait."""
+    steps = [step.total_s for step in site_steps(run)]
+    fastest, slowest = (pick(range(len(steps)), key=steps.__getitem__) for pick in (min, max))
+    idle = 1 - steps[fastest] / steps[slowest]
+    if idle < WORTH_IDLE:
+        return []
+    fast, slow = (f"{site.chips:,} {site.chip.name}" for site in (run.cluster.kinds[i] for i in (fastest, slowest)))
+    return [
+        f"every replica has an equal share of the batch, so a site of {fast} is done after "
+        f"{format_duration(steps[fastest])} of a step and waits for the {format_duration(steps[slowest])} of a site of "
+        f"{slow}: it idles for {format_share(idle)} of the time, which the utilisation leaves out"
+    ]
 
 
 def _speed(question: Question, run: Run) -> list[str]:
@@ -94,16 +104,22 @@ def _speed(question: Question, run: Run) -> list[str]:
             f"{run.shard_tokens / run.micro_batches:,.0f} tokens (--microbatches): stages idle for "
             f"{format_share((split.pipeline - 1) / run.micro_batches)} of the time that they work"
         )
+    more = model.attention_flops_per_token / model.flops_per_token
+    if more >= MUCH_ATTENTION and "measured" not in question.given:
+        found.append(
+            f"attention over {model.seq_len:,} tokens adds {more:.0%} to the 6 N operations of a token that a step is "
+            "reckoned by, or half as much where masked parts are skipped: give a smaller --mfu, or a --measured run"
+        )
     if run.shard_tokens < model.seq_len:
         found.append(
             f"a step has {run.shard_tokens:,.0f} tokens for each data shard, less than a sequence of "
-            f"{model.seq_len}: a real run will reach less of the peak, or needs a larger batch"
+            f"{model.seq_len:,}: a real run will reach less of the peak, or needs a larger batch"
         )
     step = inner_step(run)
     if step.inside_s + step.bubble_s > 0.1 * step.compute_s:
+        share = (step.inside_s + step.bubble_s) / step.total_s
         found.append(
-            "links inside the sites, or pipeline stages, hold the chips up too: a larger batch or a faster --inside "
-            "would help"
+            f"links inside the sites, or pipeline stages, hold the chips up for {format_share(share)} of a step"
         )
     if model.active_params is not None:
         found.append(

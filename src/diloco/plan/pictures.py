@@ -18,8 +18,8 @@ from diloco.plan.goodput import simulate
 from diloco.plan.policy import Policy, decoupled, static, synchronous
 from diloco.plan.question import LABELS, STREAMING, divides, settle
 from diloco.plan.run import Run
-from diloco.plan.units import DAY_S, format_days, format_duration
 from diloco.plan.window import window
+from diloco.units import DAY_S, format_days, format_duration
 
 BANDWIDTHS = 61
 DECADES = 2.5
@@ -66,7 +66,7 @@ def breakdown_bars(answer: Answer) -> list[dict[str, Any]]:
     if line is None:
         return []
     run, sites = line.run, len(line.run.cluster.sites)
-    by_m = [m * sites for m in SITE_REPLICAS if all(site.chips % m == 0 for site in run.cluster.sites)]
+    by_m = [m * sites for m in SITE_REPLICAS if all(site.chips % m == 0 for site in run.cluster.kinds)]
     by_h = [h for h in SYNC_EVERY if h >= max(run.overlap_steps, run.fragments)]
     tried = [("M", f"M = {m}", _again(replace(run, replicas=m), answer)) for m in sorted({*by_m, run.replicas} - {1})]
     tried += [("H", f"H = {h}", replace(run, sync_every=h)) for h in sorted({*by_h, run.sync_every})]

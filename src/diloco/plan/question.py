@@ -54,6 +54,8 @@ class Question:
     budget_usd: float | None = None
     target_loss: float | None = None
     given: frozenset[str] = frozenset()
+    own_hardware: frozenset[str] = frozenset()
+    """Chips and links by name that are the asker's own."""
     assumed: tuple[str, ...] = ()
 
     def sites(self, count: int) -> Cluster:
@@ -62,8 +64,8 @@ class Question:
         return Cluster(tuple(ordered[:count]), self.cluster.between)
 
     def speed(self, cluster: Cluster) -> Speed:
-        """Of a cluster's slowest kind of chip, at whose pace the others go."""
-        return min((self.speeds[site.chip.name] for site in cluster.sites), key=lambda speed: speed.flop_per_s)
+        """Of a cluster's slowest kind of chip."""
+        return min((self.speeds[site.chip.name] for site in cluster.kinds), key=lambda speed: speed.flop_per_s)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def data_parallel(question: Question, sites: int, batch_tokens: float | None = N
     batch = batch_tokens or question.batch_tokens
     cluster = question.sites(sites)
     run = Run(question.model, cluster, question.speed(cluster), question.tokens, batch, sites, sync_every=1,
-              codec=GRADIENT_CODEC, data_parallel=True, failures=question.failures)  # fmt: skip
+              codec=GRADIENT_CODEC, data_parallel=True, failures=question.failures, speeds=question.speeds)  # fmt: skip
     return settle(run, question.island)
 
 
@@ -111,7 +113,7 @@ def streaming(question: Question) -> Run:
     return Run(
         question.model, question.cluster, question.speed(question.cluster), question.tokens, question.batch_tokens,
         question.replicas, question.sync_every, question.fragments, question.overlap_steps, question.codec,
-        question.island or Island(), failures=question.failures,
+        question.island or Island(), failures=question.failures, speeds=question.speeds,
     )  # fmt: skip
 
 
@@ -119,15 +121,14 @@ def settle(run: Run, island: Island | None = None) -> Settled:
     """`island` where it is given; else the fastest split of a replica's chips that fits, into data shards, tensor
     parallelism inside a server and pipeline stages, the coarser one when it hardly matters; else the one that asks for
     the least memory, which does not fit either."""
-    if island is not None:
-        return _accept(replace(run, island=island))
-    whole = splits(replace(run, island=Island()))
+    whole = splits(replace(run, island=Island())) if island is None else [replace(run, island=island)]
     for way in spending(run):
         fitting = [split for split in whole if memory(split, way).fits]
         if fitting:
             chosen = _fastest(fitting)
             return Settled(chosen, fit_by(chosen, way))
-    return _accept(min(whole, key=lambda split: memory(split).total_bytes))
+    closest = min(whole, key=lambda split: memory(split).total_bytes)
+    return Settled(closest, replace(fit(closest), nearest=None))
 
 
 def _fastest(runs: list[Run]) -> Run:
@@ -146,7 +147,7 @@ def divides(cluster: Cluster, replicas: int, island: Island | None = None) -> bo
     """Whether every site's chips make up as many equal replicas, each of which `island` can split."""
     each, rest = divmod(replicas, len(cluster.sites))
     parts = each * (island.tensor * island.pipeline if island else 1)
-    return rest == 0 and all(site.chips % parts == 0 for site in cluster.sites)
+    return rest == 0 and all(site.chips % parts == 0 for site in cluster.kinds)
 
 
 def pick_sync_every(run: Run, start: int, island: Island | None = None) -> int:
@@ -160,9 +161,3 @@ def pick_sync_every(run: Run, start: int, island: Island | None = None) -> int:
         if waiting_per_step_s(tried, step, one) <= BEARABLE_WAIT * step.total_s:
             return sync_every
     return ladder[-1]
-
-
-def _accept(run: Run) -> Settled:
-    found = fit(run)
-    kept = found.nearest is not None and found.nearest.replicas == run.replicas
-    return Settled(found.nearest, found) if kept else Settled(run, replace(found, nearest=None))

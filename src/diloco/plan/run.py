@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from diloco.errors import BadInput
 from diloco.plan.codecs import CodecCost, codec_cost
 from diloco.plan.failures import Failures
-from diloco.plan.hardware import Cluster, Speed
+from diloco.plan.hardware import Chip, Cluster, Speed
 from diloco.plan.model import ModelShape
 
 BACKWARD_SHARE = 2 / 3
@@ -42,11 +43,35 @@ class Island:
     def data_shards(self, chips: int) -> int:
         """Raises BadInput where tensor x pipeline does not divide the replica's chips."""
         if chips % (self.tensor * self.pipeline):
-            raise BadInput(
-                f"tensor {self.tensor} x pipeline {self.pipeline} does not divide a replica's {chips} chips: give "
-                "numbers whose product does, as 1 and 1"
-            )
+            near = self.nearest(chips).values(self.names)
+            raise BadInput(f"{self.words()}, which does not divide a replica's {chips:,} chips: give {near}")
         return chips // (self.tensor * self.pipeline)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the ways in which it splits."""
+        return tuple(name for name in ("tensor", "pipeline") if getattr(self, name) > 1) or ("tensor",)
+
+    def words(self) -> str:
+        """ "tensor is 2", "tensor is 2 and pipeline is 4"."""
+        return " and ".join(f"{name} is {getattr(self, name)}" for name in self.names)
+
+    def values(self, names: tuple[str, ...]) -> str:
+        """ "2", "2 and 4"."""
+        return " and ".join(str(getattr(self, name)) for name in names)
+
+    def nearest(self, chips: int) -> Island:
+        """The split most like this one that so many chips of a replica allow; what is 1 stays 1."""
+        divisors = [n for n in range(1, math.isqrt(chips) + 1) if chips % n == 0]
+        divisors += [chips // n for n in divisors]
+        tensors, pipelines = (divisors if size > 1 else [1] for size in (self.tensor, self.pipeline))
+        pairs = [(t, p) for t in tensors for p in pipelines if chips % (t * p) == 0]
+        tensor, pipeline = min(pairs, key=lambda pair: self.distance(*pair))
+        return replace(self, tensor=tensor, pipeline=pipeline)
+
+    def distance(self, tensor: int, pipeline: int) -> float:
+        """Doublings between this split and another."""
+        return abs(math.log2(tensor / self.tensor)) + abs(math.log2(pipeline / self.pipeline))
 
 
 @dataclass(frozen=True)
@@ -56,7 +81,7 @@ class Run:
     model: ModelShape
     cluster: Cluster
     speed: Speed
-    """Of the slowest kind of chip."""
+    """Of a chip; of the slowest kind where there are several."""
     tokens: float
     batch_tokens: float
     """Over all replicas together."""
@@ -77,6 +102,8 @@ class Run:
     """Of a step, that hides data parallelism's reductions; 0 for a loop that sums gradients after its backward pass."""
 
     failures: Failures = Failures()
+    speeds: Mapping[str, Speed] = field(default_factory=dict)
+    """By kind of chip; `speed` where a kind is not in it."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "batch_tokens", "replicas", "sync_every", "fragments"):
@@ -94,12 +121,22 @@ class Run:
         if self.replicas % sites:
             near = max(1, round(self.replicas / sites)) * sites
             raise BadInput(f"replicas is {self.replicas}, which {sites} sites cannot share alike: give {near}")
-        for site in self.cluster.sites:
+        for site in self.cluster.kinds:
             if site.chips % self.site_replicas:
                 near = max(n for n in range(1, self.site_replicas + 1) if site.chips % n == 0) * sites
                 raise BadInput(
                     f"replicas is {self.replicas}, which a site's {site.chips} chips cannot hold: give {near}"
                 )
+            shards = self.island.data_shards(site.chips // self.site_replicas)
+            self._refuse_thin(shards * self.island.tensor, "pipeline", self.model.layers, "layers")
+            self._refuse_thin(shards * self.island.pipeline, "tensor", self.model.heads, "heads")
+
+    def _refuse_thin(self, chips: int, name: str, most: int, what: str) -> None:
+        """Layers or heads spread over more chips than there are of them; `chips` are a replica's for each part."""
+        parts = getattr(self.island, name)
+        if parts > most:
+            near = max(n for n in range(1, most + 1) if chips * parts % n == 0)
+            raise BadInput(f"{name} is {parts}, more than the model's {most} {what}: give {near}")
 
     @property
     def steps(self) -> float:
@@ -112,7 +149,7 @@ class Run:
     @property
     def shard_tokens(self) -> float:
         """Of one step on one data shard, at the site with the most shards."""
-        chips = max(site.chips for site in self.cluster.sites) // self.site_replicas
+        chips = max(site.chips for site in self.cluster.kinds) // self.site_replicas
         return self.batch_tokens / self.replicas / self.island.data_shards(chips)
 
     @property
@@ -124,6 +161,10 @@ class Run:
         wanted = MICRO_BATCHES_A_STAGE * self.island.pipeline
         parts = min(wanted, int(self.shard_tokens / LEAST_MICRO_TOKENS))
         return max(1, int(self.shard_tokens / self.model.seq_len), parts)
+
+    def flop_per_s(self, chip: Chip) -> float:
+        """Of a chip, as realised."""
+        return self.speeds.get(chip.name, self.speed).flop_per_s
 
     @cached_property
     def codec_cost(self) -> CodecCost:

@@ -15,7 +15,7 @@ from diloco.plan.candidates import candidates
 from diloco.plan.cost import usd_per_h
 from diloco.plan.question import Question
 from diloco.plan.run import Run
-from diloco.plan.units import DAY_S, HOUR_S, format_days, format_number, format_usd
+from diloco.units import DAY_S, HOUR_S, format_count, format_days, format_number, format_usd
 
 ALIKE = 0.01
 """Relative difference in days or dollars under which the plainer of two choices is taken."""
@@ -65,6 +65,8 @@ class Found:
     tried: int
     cloud: tuple[Choice, ...] = ()
     """Some of what was tried, for a picture."""
+    length: str = ""
+    """How many tokens the runs have, and why."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -73,6 +75,7 @@ class Found:
             "best": self.best.as_dict() if self.best else None,
             "front": [choice.as_dict() for choice in self.front],
             "tried": self.tried,
+            "length": self.length,
             "cloud": [
                 {"days": c.days, "loss": c.loss, "cost_usd": c.cost_usd, "sites": c.sites, "replicas": c.replicas}
                 for c in self.cloud
@@ -118,7 +121,8 @@ def search(question: Question) -> Found:
     goal, order = _goal(question, table)
     best = table.choice(_first(allowed, order)) if goal else None
     front = tuple(table.choice(i) for i in front_of(table))
-    return Found(goal, best, front, len(table.runs), tuple(table.choice(i) for i in cloud_of(table)))
+    cloud = tuple(table.choice(i) for i in cloud_of(table))
+    return Found(goal, best, front, len(table.runs), cloud, _length(question) if goal else "")
 
 
 def tabulate(question: Question) -> Table:
@@ -173,6 +177,14 @@ def _free_tokens(question: Question) -> bool:
     return bool(limited) and question.law.follows_tokens and "tokens" not in question.given
 
 
+def _length(question: Question) -> str:
+    if _free_tokens(question):
+        until = "the loss takes" if question.target_loss else "the limits let it"
+        return f"no --tokens was given, so each trains for as long as {until}"
+    why = "as given" if "tokens" in question.given else f"as law {question.law.name} does not know their effect"
+    return f"each trains on {format_count(question.tokens)} tokens, {why}"
+
+
 def _tokens(question: Question, runs: list[Run], tokens_per_s: NDArray, usd_per_s: NDArray) -> NDArray:
     if not _free_tokens(question):
         return np.full(len(runs), question.tokens)
@@ -209,10 +221,10 @@ def _goal(question: Question, table: Table) -> tuple[str, tuple[NDArray, ...]]:
     """What is looked for, in words, and the columns to sort by, rounded so that what is alike ties."""
     loss, days = np.round(table.loss / SAME_LOSS), _steps_of(table.days)
     cost = _steps_of(_money(table))
-    if question.target_loss is not None:
-        return f"the cheapest way to a loss of {question.target_loss:g}", (cost, days, loss)
     limits = [f"in {format_days(question.deadline_s / DAY_S)}"] if question.deadline_s else []
     limits += [f"for {format_usd(question.budget_usd)}"] if question.budget_usd else []
+    if question.target_loss is not None:
+        return " ".join([f"the cheapest way to a loss of {question.target_loss:g}", *limits]), (cost, days, loss)
     return (f"the best loss {' and '.join(limits)}" if limits else ""), (loss, cost, days)
 
 

@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from diloco.plan.clock import needed_gbit_per_s
-from diloco.plan.cost import LONGEST_DAYS
+from diloco.plan.cost import LONGEST_DAYS, usd_per_h
 from diloco.plan.question import ONE_SITE, Question
-from diloco.plan.units import (
+from diloco.units import (
     DAY_S,
     YEAR_S,
     format_bandwidth,
+    format_change,
     format_count,
     format_days,
     format_loss,
@@ -25,7 +26,19 @@ if TYPE_CHECKING:
     from diloco.plan.answer import Line
 
 WORTH_IT, WORTH_TIME = 0.85, 0.6
-"""Speedup over the growth in chips, from which on a further site is worth its money, or its time only."""
+"""Speedup over the growth in dollars an hour, from which on a further site is worth its money, or its time only."""
+
+TWO_FIGURES = 1.1
+"""Times as fast; what is less is said in percent."""
+
+DEAR_LOSS = 0.02
+"""Relative rise in loss, from which on the smaller model is named that reaches as much on one site."""
+
+SMALLEST = 100
+"""Times smaller than the one asked about, down to which that model is looked for."""
+
+SAME_SPEED = 0.02
+"""Relative difference in time that is called none."""
 
 SPARSE = "topk"
 SPARSE_CAUTION = (
@@ -45,18 +58,38 @@ def verdict(question: Question, lines: dict[str, Line]) -> str:
     if sites == 1:
         size = f"{format_count(question.model.params)} parameters and {format_count(question.tokens)} tokens"
         chips = format_things(last.run.cluster.chips, "chip")
-        return f"{size} on {chips} take {takes}; {format_share(last.clock.utilization)} is computing.{caution}"
+        computing = f"{format_share(last.clock.utilization)} is computing"
+        return f"{size} on {chips} take {takes}; {computing}.{_beside_none(alone, last)}{caution}"
     more = "a second site" if sites == 2 else f"{sites} sites instead of one"
     if not math.isfinite(alone.days):
         return f"Needed: alone one site would never end ({_why_never(alone)}); with {more} it takes {takes}.{caution}"
     speedup = alone.days / last.days
-    share = speedup / (last.run.cluster.chips / alone.run.cluster.chips)
+    share = speedup / growth(alone, last)
     word = "Worth it" if share >= WORTH_IT else "Worth it for the time only" if share >= WORTH_TIME else "Not worth it"
     return (
         f"{word}: with {more} over {link} the run takes {format_days(last.days)} instead of {format_days(alone.days)} "
         f"({_times(speedup)}), {_dearer(alone, last)}{_loss_words(alone, last)}.{caution}"
-        f"{_from_where(alone, last, share)}"
+        f"{_in_size(question, alone, last)}{_from_where(alone, last, share)}"
     )
+
+
+def growth(alone: Line, last: Line) -> float:
+    """Of the dollars an hour from one site to all; of the chips where one has no price."""
+    hourly = usd_per_h(alone.run), usd_per_h(last.run)
+    if hourly[0] is None or hourly[1] is None:
+        return last.run.cluster.chips / alone.run.cluster.chips
+    return hourly[1] / hourly[0]
+
+
+def _beside_none(alone: Line, last: Line) -> str:
+    """What replicas on one site gain over data parallelism there."""
+    if last is alone:
+        return ""
+    speedup, loss = alone.days / last.days, _loss_words(alone, last)
+    many = f"The {last.run.replicas} replicas"
+    if abs(speedup - 1) < SAME_SPEED:
+        return f" {many} gain no time: data parallel takes {format_days(alone.days)} too{loss}."
+    return f" {many} make it {_times(speedup)}: data parallel takes {format_days(alone.days)}{loss}."
 
 
 def _why_never(line: Line) -> str:
@@ -75,9 +108,13 @@ def _big(value: float) -> str:
 
 
 def _times(speedup: float) -> str:
-    if speedup >= 1:
-        return f"{_factor(speedup)} times as fast"
-    return f"{_factor(1 / speedup)} times as long"
+    """2 -> "2 times as fast", 1.05 -> "5% faster", 1 -> "as fast", 0.5 -> "2 times as long"."""
+    ratio, more, little = (speedup, "fast", "faster") if speedup >= 1 else (1 / speedup, "long", "slower")
+    if ratio < 1.005:
+        return "as fast"
+    if ratio < TWO_FIGURES:
+        return f"{ratio - 1:.0%} {little}"
+    return f"{_factor(ratio)} times as {more}"
 
 
 def _factor(value: float) -> str:
@@ -102,7 +139,26 @@ def _loss_words(alone: Line, last: Line) -> str:
     change = 100 * (last.loss.value / alone.loss.value - 1)
     if not math.isfinite(change):
         return ""
-    return f"; loss {format_loss(last.loss.value)} against {format_loss(alone.loss.value)} ({change:+.1f}%)"
+    losses = f"{format_loss(last.loss.value)} against {format_loss(alone.loss.value)}"
+    return f"; loss {losses} ({format_change(change)})"
+
+
+def _in_size(question: Question, alone: Line, last: Line) -> str:
+    """The model that has as high a loss on one site after as many tokens, by halving in the logarithm."""
+    params, loss = question.model.params, last.loss.value
+    if not loss > (1 + DEAR_LOSS) * alone.loss.value:
+        return ""
+
+    def alone_at(size: float) -> float:
+        return question.law.at(size, question.tokens, 1, 1, data_parallel=True).value
+
+    low, high = params / SMALLEST, params
+    if not alone_at(low) > loss:
+        return ""
+    while high > 1.001 * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if alone_at(middle) > loss else (low, middle)
+    return f" One site reaches that loss with a model of {format_count(high)}."
 
 
 def _from_where(alone: Line, last: Line, share: float) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
+from diloco.checkpoint.manifest import steps_in
 from diloco.checkpoint.storage import FILE_URL, Storage, open_storage
 from diloco.errors import BadInput
 from diloco.watch.runfolder import CHECKPOINTS, CONFIG, TOKENIZER, read_json
-
-_STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,10 @@ def split_step(text: str) -> tuple[str, int | None]:
     given = name if named is not None else text
     path = given.rstrip("/") or given
     parent, _, last = path.rpartition("/")
-    if match := _STEP_FOLDER.fullmatch(last):
+    for step in steps_in([last]):
         if named is not None:
             raise BadInput(f"{text} names two steps: leave out @{named}, or {last}")
-        path, named = parent or ".", int(match[1])
+        path, named = parent or ".", step
     return path, named
 
 

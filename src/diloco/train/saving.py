@@ -15,7 +15,7 @@ from diloco.train.config import TrainConfig, config_hash, to_dict
 from diloco.train.place_check import check_place
 from diloco.train.replica import Replica
 from diloco.train.run import run_path
-from diloco.train.state import GLOBAL, global_tree, replica_tree, unit_of, weights_of
+from diloco.train.state import GLOBAL, trees_of, unit_of, weights_in
 from diloco.train.world import World
 from diloco.watch import runfolder
 
@@ -26,6 +26,17 @@ class Save(NamedTuple):
     """How long training waited."""
     failed: str | None
     """Why the save before this one, or already this one, came to nothing; None if it did not."""
+
+
+class _Settled(NamedTuple):
+    """What all ranks know alike before a save begins."""
+
+    failed: str | None
+    """Why the save before came to nothing."""
+    base: int | None
+    """What the next one should hold the differences to."""
+    news: list
+    """What each rank had to say."""
 
 
 class Checkpoints:
@@ -66,21 +77,25 @@ class Checkpoints:
             BadInput: there is a checkpoint of this step already.
         """
         began = time.perf_counter()
-        failed = self._settle()
-        self._refuse_nonfinite(step, replicas)
-        base = self.share(self._writer.next_base())
-        trees, elsewhere = self._parts(replicas)
+        units = self._units(replicas)
+        bad = checkpoint.first_nonfinite({unit: weights_in(tree) for unit, tree in units.items()})
+        failed, base, names = self._settle(bad)
+        if found := next(filter(None, names), None):
+            raise FloatingPointError(
+                f"{found} is not finite after inner step {step}: no checkpoint was written, earlier ones were kept"
+            )
+        trees, elsewhere = self._parts(units)
         meta = self._meta(step, replicas[0], seconds, loss) if self.world.main else None
         self._saving = step
-        self.world.together(
-            lambda: self._writer.save(step, trees, self._everyone(), meta, base=base, elsewhere=elsewhere)
-        )
-        self._failed = None if self.config.checkpoint_background else self._settle()
+        # Each rank finds the same checkpoints there, so that what one refuses all do: nothing is sent from here on,
+        # since the writer's thread would make it late.
+        self._writer.save(step, trees, self._everyone(), meta, base=base, elsewhere=elsewhere)
+        self._failed = None if self.config.checkpoint_background else self._settle().failed
         return Save(self.store.name(step), time.perf_counter() - began, failed or self._failed)
 
     def finish(self) -> None:
         """Until the last save is a checkpoint. Raises OSError, on all ranks, in one sentence where it fails."""
-        if failed := self._settle() or self._failed:
+        if failed := self._settle().failed or self._failed:
             raise OSError(failed)
 
     def close(self) -> None:
@@ -88,17 +103,22 @@ class Checkpoints:
 
     # -- details
 
-    def _parts(self, replicas: list[Replica]) -> tuple[dict[str, Any], dict[checkpoint.Key, Tensor]]:
-        """This process's parts by name, and the anchor as the part in which another process writes it."""
-        mine = [] if self.config.method == "dp" and 0 not in self.world.mine else replicas
-        trees = {unit_of(m): replica_tree(r) for m, r in zip(self.world.mine, mine, strict=False)}
-        trees = {GLOBAL: global_tree(replicas[0]), **trees}
-        place, gather = self._island.rank, self._island.gather_json
-        trees = {checkpoint.part_name(unit, place): checkpoint.own_part(t, place, gather) for unit, t in trees.items()}
+    def _units(self, replicas: list[Replica]) -> dict[str, Any]:
+        """This process's share of each unit, by name."""
+        own, shared = zip(*map(trees_of, replicas), strict=True)
+        return {GLOBAL: shared[0], **{unit_of(m): tree for m, tree in zip(self.world.mine, own, strict=False)}}
+
+    def _parts(self, units: dict[str, Any]) -> tuple[dict[str, Any], dict[checkpoint.Key, Tensor]]:
+        """What this process writes, by part, and the anchor as the part in which another process writes it."""
+        place = self._island.rank
+        if self._island.size > 1:
+            units = checkpoint.own_part(units, place, self._island.gather_json)
+        trees = {checkpoint.part_name(unit, place): tree for unit, tree in units.items()}
         if 0 in self.world.mine:
             return trees, {}
         part = checkpoint.part_name(GLOBAL, place)
         anchor = trees.pop(part).get("anchor", {})
+        trees = {} if self.config.method == "dp" else trees
         return trees, {(part, f"anchor/{n}"): t for n, t in anchor.items() if isinstance(t, Tensor)}
 
     def _everyone(self) -> list[str]:
@@ -118,27 +138,27 @@ class Checkpoints:
             checkpoint.LOSS: loss,
         }
 
-    def _refuse_nonfinite(self, step: int, replicas: list[Replica]) -> None:
-        trees = {unit_of(m): weights_of(r) for m, r in zip(self.world.mine, replicas, strict=False)}
-        bad = [f"{unit}/{where}" for unit, tree in trees.items() if (where := checkpoint.first_nonfinite(tree))]
-        if found := [name for names in self._gather(bad) for name in names]:
-            raise FloatingPointError(
-                f"{found[0]} is not finite after inner step {step}: no checkpoint was written, earlier ones were kept"
-            )
+    def _settle(self, news: str | None = None) -> _Settled:
+        """Waits for the save under way, on all ranks, which tell one another `news`. Two messages.
 
-    def _settle(self) -> str | None:
-        """Waits for the save under way, on all ranks; why it came to nothing."""
-        failures = self._gather(_failure(self._writer.written))
+        The rank that commits waits for the others' parts, of which some may never come: first it hears of them.
+        """
+        own = _failure(self._writer.written if self.world.main else self._writer.settle)
+        failures, told = zip(*self.world.gather_all([own, news]), strict=True)
+        failed, base = self.share(self._conclude(list(failures)) if self.world.main else None)
+        return _Settled(failed, base, list(told))
+
+    def _conclude(self, failures: list[str | None]) -> tuple[str | None, int | None]:
+        """On the main rank, once it knows how the others fared: why the save came to nothing, and the next one's
+        base."""
         if any(failures):
             self._writer.give_up()
-        failures += self._gather(_failure(self._writer.settle))
-        failed = next(filter(None, failures), None)
+        failed = next(filter(None, [*failures, _failure(self._writer.settle)]), None)
         if failed and self._saving is not None:
             self._remains.append(self._saving)
         self._saving = None
-        if self.world.main:
-            self._discard_remains()
-        return failed
+        self._discard_remains()
+        return failed, self._writer.next_base()
 
     def _discard_remains(self) -> None:
         """No rank is writing now, and the others wait for this one before they do. What a failing disk does not let go
@@ -148,13 +168,9 @@ class Checkpoints:
                 self.store.discard(self._remains[0])
                 del self._remains[0]
 
-    def _gather(self, value: Any) -> list:
-        """This process's value and all others'."""
-        return [v for v in self.world.gather_all(value) if v is not None]
-
     def share(self, value: Any) -> Any:
         """The main process's value on all."""
-        return next((v for v, main in self._gather([value, self.world.main]) if main), None)
+        return next(v for v, main in self.world.gather_all([value, self.world.main]) if main)
 
 
 def _failure(work: Callable[[], object]) -> str | None:

@@ -22,30 +22,25 @@ from diloco.outer.tensors import clean_name
 from diloco.train.replica import Replica
 
 GLOBAL = "global"
+_OWN, _SHARED = ("counts", "local"), ("anchor", "outer", "buffers", "rounds")
 
 
 def unit_of(replica: int) -> str:
     return f"replica-{replica}"
 
 
-def replica_tree(replica: Replica) -> dict[str, Any]:
-    tree = {"model": _model(replica), "optimizer": _optimizer(replica)}
-    if replica.sync is not None:
-        state = replica.sync.state_dict()
-        tree |= {key: state[key] for key in ("counts", "local")}
-    return tree
-
-
-def global_tree(replica: Replica) -> dict[str, Any]:
+def trees_of(replica: Replica) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the replica's own, what is the same on all)."""
+    own = {"model": _model(replica), "optimizer": _optimizer(replica)}
     if replica.sync is None:
-        return {}
+        return own, {}
     state = replica.sync.state_dict()
-    return {key: state[key] for key in ("anchor", "outer", "buffers", "rounds")}
+    return own | {key: state[key] for key in _OWN}, {key: state[key] for key in _SHARED}
 
 
-def weights_of(replica: Replica) -> dict[str, Any]:
-    """What has to be finite in a checkpoint."""
-    return {"model": _model(replica), "anchor": replica.sync.anchor() if replica.sync is not None else {}}
+def weights_in(tree: dict[str, Any]) -> dict[str, Any]:
+    """What has to be finite of either."""
+    return {key: tree[key] for key in ("model", "anchor") if key in tree}
 
 
 def _model(replica: Replica) -> dict[str, Tensor]:
@@ -104,7 +99,7 @@ class Reader:
 
 
 def restore(replica: Replica, own: dict[str, Any], shared: dict[str, Any], where: str) -> None:
-    """`own`: as `replica_tree`, without `local` where the replicas were others; `shared`: as `global_tree`. Raises
+    """`own`, `shared`: as `trees_of` gives them, but `own` without `local` where the replicas were others. Raises
     BadInput, with `where` they are from, for what is missing."""
     model = replica.model.state_dict()
     if lost := [clean_name(name) for name in model if clean_name(name) not in own["model"]]:
@@ -114,7 +109,7 @@ def restore(replica: Replica, own: dict[str, Any], shared: dict[str, Any], where
     for optimizer in replica.optimizers:
         _restore_optimizer(optimizer, names, own["optimizer"])
     if replica.sync is not None:
-        replica.sync.load_state_dict({**shared, **{key: own[key] for key in ("counts", "local") if key in own}})
+        replica.sync.load_state_dict({**shared, **{key: own[key] for key in _OWN if key in own}})
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, names: dict[int, str], states: dict[str, dict]) -> None:

@@ -145,7 +145,7 @@ def enter_world(config: TrainConfig) -> Iterator[World]:
     try:
         mesh = build_mesh(shape, device) if shape.island > 1 else None
         exchange = _in_sites(Collective(mesh, link=config.build_link()), config)
-        yield World(exchange, (exchange.rank,), device, Place(shape, mesh, device) if mesh else None)
+        yield World(exchange, (exchange.rank,), device, Place(shape, mesh, device, exchange.island) if mesh else None)
     finally:
         dist.destroy_process_group()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from diloco.watch import charts, page, units
+from diloco import units
+from diloco.watch import charts, page
 from diloco.watch.compare import PLAIN, Comparison, Group
 from diloco.watch.summary import Summary
 
@@ -22,10 +23,10 @@ def comparison_headline(comparison: Comparison) -> str:
     if best is None:
         group = comparison.groups[0]
         text = [f"the lowest held-out loss: {group_name(comparison, group)}, {_seeds(lines[0]['n'])}"]
-        return page.headline(units.loss(lines[0]["loss_mean"]), "nats per token", text)
+        return page.headline(units.format_loss(lines[0]["loss_mean"]), "nats per token", text)
     group = comparison.groups[lines.index(best)]
     text = [f"the best without data parallel: {group_name(comparison, group)}", _interval_sentence(best)]
-    return page.headline(units.percent(best["difference_percent"]), "loss against data parallel", text)
+    return page.headline(units.format_change(best["difference_percent"]), "loss against data parallel", text)
 
 
 def comparison_table_section(comparison: Comparison) -> str:
@@ -39,12 +40,12 @@ def comparison_table_section(comparison: Comparison) -> str:
         rows.append(
             [
                 *(_setting(setting, line[setting]) for setting in settings),
-                units.loss(line["loss_mean"]),
-                units.percent(line["difference_percent"]),
-                units.NONE if interval[0] is None else " to ".join(map(units.percent, interval)),
+                units.format_loss(line["loss_mean"]),
+                units.format_change(line["difference_percent"]),
+                units.NONE if interval[0] is None else " to ".join(map(units.format_change, interval)),
                 units.NONE if line["loss_sd"] is None else f"{line['loss_sd']:.2g}",
                 str(line["n"]),
-                units.size(line["bytes_sent_mean"]),
+                units.format_bytes(line["bytes_sent_mean"]),
                 line["note"],
             ]
         )
@@ -153,7 +154,7 @@ def _interval_sentence(line: dict) -> str:
     low, high = line["difference_low_percent"], line["difference_high_percent"]
     if low is None:
         return "one seed: no spread, so this may be chance"
-    return f"95% interval {units.percent(low)} to {units.percent(high)} over {_seeds(line['n'])}"
+    return f"95% interval {units.format_change(low)} to {units.format_change(high)} over {_seeds(line['n'])}"
 
 
 def _seeds(n: int) -> str:
@@ -164,5 +165,5 @@ def _setting(setting: str, value: object) -> str:
     if value is None:
         return units.NONE
     if setting in _COUNTS:
-        return units.count(value)
+        return units.format_count(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from diloco.watch import charts, page, units
+from diloco import units
+from diloco.watch import charts, page
 from diloco.watch.law_words import (
     axis_title,
     axis_value,
@@ -149,10 +150,11 @@ def _add_runs(figure: Figure, picture: dict[str, Any], curve: dict[str, Any], in
 def _add_predicted(figure: Figure, runs: list[dict[str, Any]], name: str, index: int) -> None:
     x, color = [run["measured"] for run in runs], _color(index)
     symbol = charts.SYMBOLS[index % len(charts.SYMBOLS)]
+    symbols = [symbol + "-open" * run["set_aside"] for run in runs]
     for axis, scale in (("y", None), ("y2", 100.0)):
         y, up, down = _with_bars(runs, scale)
         charts.add_line(
-            figure, name, x, y, color, mode="markers", marker={"symbol": symbol, "size": 8}, legendgroup=name,
+            figure, name, x, y, color, mode="markers", marker={"symbol": symbols, "size": 8}, legendgroup=name,
             showlegend=axis == "y", yaxis=axis, text=[run["run"] for run in runs],
             error_y={"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3, "color": color},
             hovertemplate="%{text}: %{y:.4g}<extra></extra>" if axis == "y" else "%{text}: %{y:+.2f}%<extra></extra>",
@@ -184,7 +186,7 @@ def _log_axis(figure: Figure, letter: str, values: list[float], found: list[floa
     axis = {"type": "log", "exponentformat": "B", "minor": {"dtick": "D1", "showgrid": False}}
     axis |= {"dtick": "D2"} if max(values) < 10**_MOST_DECADES * min(values) else {}
     if found and len(found) <= _MOST_TICKS:
-        axis |= {"tickvals": found, "ticktext": [units.count(value) for value in found]}
+        axis |= {"tickvals": found, "ticktext": [units.format_count(value) for value in found]}
     figure.update_layout({f"{letter}axis": axis})
 
 

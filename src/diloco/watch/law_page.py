@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diloco.watch import page, units
+from diloco import units
+from diloco.watch import page
 from diloco.watch.law_charts import contour_chart, holdout_chart, loss_chart
 from diloco.watch.law_words import (
     axis_title,
@@ -32,7 +33,7 @@ def write_law_page(
 
     Args:
         report: `law.report()`.
-        figures: `laws.figures(law, rows)`.
+        figures: `laws.figures(law)`.
         forms: `Comparison.table()`, where several forms were compared.
     """
     body = [
@@ -58,14 +59,19 @@ def _headline(report: dict[str, Any]) -> str:
         why = report["holdout"]["impossible"] if report["holdout"] else "it was not asked for"
         lines = [f"no hold-out: {why}", "so nothing here says how well it extrapolates"]
         return page.headline(percent(report["rms_residual_pct"]), "off its own runs (root mean square)", lines)
-    first, size = splits[0], report["holdout"]["size_axis"]
+    first, size, level = splits[0], report["holdout"]["size_axis"], report["holdout"]["level"]
     lines = [
         f"The {first['tested']} runs above {axis_value(size, first['trained_to'])}, predicted from the "
-        f"{first['trained']} others: {first['inside_share']:.0%} lie inside the law's own {report['level']:.0%} "
+        f"{first['trained']} others: {first['inside_share']:.0%} lie inside the law's own {level:.0%} "
         f"interval of {_plus_minus(first['half_width_pct'])}.",
         f"For comparison: the largest run carried over is {percent(first['carried_error_pct'])} off, a power law "
         f"without a floor {percent(first['log_linear_error_pct'])}.",
     ]
+    if first["set_aside"]:
+        lines.append(
+            f"Set aside as outliers to the fit: {first['set_aside']} more of these runs; with all of them the mean "
+            f"error is {percent(first['mean_error_with_all_pct'])}."
+        )
     unit = f"mean error with the largest {axis_title(size)} held out"
     return page.headline(percent(first["mean_error_pct"]), unit, lines)
 
@@ -115,11 +121,14 @@ def holdout_section(report: dict[str, Any]) -> str:
     if not report["holdout"] or not report["holdout"]["splits"]:
         return ""
     size = report["holdout"]["size_axis"]
+    has_outliers = any(split["set_aside"] for split in report["holdout"]["splits"])
     rows = [
         (
             f"up to {axis_value(size, split['trained_to'])}",
             f"{split['trained']} / {split['tested']}",
+            *([str(split["set_aside"])] if has_outliers else []),
             percent(split["mean_error_pct"]),
+            *([percent(split["mean_error_with_all_pct"])] if has_outliers else []),
             signed_percent(split["bias_pct"]),
             f"{split['inside_share']:.0%}",
             _plus_minus(split["half_width_pct"]),
@@ -128,8 +137,9 @@ def holdout_section(report: dict[str, Any]) -> str:
         )
         for split in report["holdout"]["splits"]
     ]
+    errors = ("set aside", "mean error", "with those") if has_outliers else ("mean error",)
     columns = (
-        "trained", "runs: fitted / tested", "mean error", "bias", "inside", "interval", "last run carried over",
+        "trained", "runs: fitted / tested", *errors, "bias", "inside", "interval", "last run carried over",
         "power without floor",
     )  # fmt: skip
     return page.section("Hold-out", page.table(columns, rows))

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diloco import units
 from diloco.errors import BadInput
-from diloco.watch import units
 from diloco.watch.charts import GREEN, NEUTRAL, ORANGE, PALETTE
 from diloco.watch.law_words import axis_title, axis_value, noise_lines_pct, strip_edge_pct
 
@@ -25,7 +25,7 @@ def write_law_pngs(folder: str | Path, figures: dict[str, Any]) -> list[Path]:
     """Write loss.png and, where the law has them, contours.png and holdout.png, and return their paths.
 
     Args:
-        figures: `laws.figures(law, rows)`.
+        figures: `laws.figures(law)`.
 
     Raises:
         BadInput: matplotlib is not installed.
@@ -107,6 +107,7 @@ def holdout_png(picture: dict[str, Any]) -> Figure:
         for run in split["runs"]:
             low, high = (run[end] or run["predicted"] for end in ("low", "high"))
             bars = [[run["predicted"] - low], [high - run["predicted"]]]
+            style["markerfacecolor"] = "none" if run["set_aside"] else style["color"]
             above.errorbar([run["measured"]], [run["predicted"]], yerr=bars, label=name, **style)
             unit = 100 / run["measured"]
             in_pct = [[length * unit for length in bar] for bar in bars]
@@ -139,7 +140,7 @@ def _log(axes: Axes, letter: str, found: list[float] | None = None) -> None:
     if found and len(found) <= _MOST_TICKS:
         axis.set_ticks(found)
         axis.set_ticks([], minor=True)
-    axis.set_major_formatter(lambda value, _: units.count(value))
+    axis.set_major_formatter(lambda value, _: units.format_count(value))
 
 
 def _save(figure: Figure, path: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diloco.watch import units
+from diloco import units
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -81,8 +81,8 @@ def axis_title(axis: str) -> str:
 
 
 def axis_value(axis: str, value: float) -> str:
-    """ "M = 4", "1.3B parameters"."""
-    return _NAMES.get(axis, f"{axis.replace('_', ' ')} {{}}").format(units.count(float(f"{value:.3g}")))
+    """ "M = 4", "1.27B parameters"."""
+    return _NAMES.get(axis, f"{axis.replace('_', ' ')} {{}}").format(units.format_count(value))
 
 
 def law_title(target: str, expression: str) -> str:
@@ -116,10 +116,12 @@ def contour_caption(picture: dict[str, Any]) -> str:
 
 
 def holdout_caption(picture: dict[str, Any]) -> str:
+    outliers = any(run["set_aside"] for split in picture["splits"] for run in split["runs"])
+    hollow = "Hollow markers are outliers to the fit of all runs: the errors told are without them."
     return (
         f"Each colour is a law fitted on the smaller runs alone, asked for the larger ones; bars are its own "
-        f"{picture['level']:.0%} interval of a new run. Below: how far off it was."
-    )
+        f"{picture['level']:.0%} interval of a new run. Below: how far off it was. {hollow * outliers}"
+    ).rstrip()
 
 
 def strip_edge_pct(picture: dict[str, Any]) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from diloco.plan import units
+from diloco import units
 from diloco.watch import charts, page
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from diloco.watch import charts, page, units
+from diloco import units
+from diloco.watch import charts, page
 from diloco.watch.summary import Summary, flatten, problems
 
 _TOKENS = "training tokens, all replicas"
@@ -32,8 +33,8 @@ def run_headline(summary: Summary) -> str:
         lines.append(", ".join(measured))
     if len(summary.evals) > 1:
         first = summary.evals[0]
-        when = f"after {units.count(first['tokens'])} tokens" if first["tokens"] else "before training"
-        lines.append(f"{units.loss(first['loss'])} {when}")
+        when = f"after {units.format_count(first['tokens'])} tokens" if first["tokens"] else "before training"
+        lines.append(f"{units.format_loss(first['loss'])} {when}")
     if summary.has_rounds and (summary.bytes_data_parallel or 0) > (summary.bytes_sent or math.inf):
         ratio = summary.bytes_data_parallel / summary.bytes_sent
         lines.append(f"sent {ratio:.3g} times fewer bytes than data parallel would have")
@@ -41,7 +42,7 @@ def run_headline(summary: Summary) -> str:
         lines.append("The run has not ended: no receipt yet.")
     found = problems(summary)
     good = "" if found or not summary.ended else _good_line(summary)
-    return page.alert(found) + page.headline(units.loss(summary.loss), unit, lines, good)
+    return page.alert(found) + page.headline(units.format_loss(summary.loss), unit, lines, good)
 
 
 def run_facts(summary: Summary) -> str:
@@ -52,9 +53,9 @@ def run_facts(summary: Summary) -> str:
     pairs = [
         ("method", facts.get("method"), str),
         ("model", facts.get("model"), str),
-        ("parameters", facts.get("params"), units.count),
-        ("tokens", tokens, units.count),
-        ("batch", facts.get("batch_tokens"), lambda value: f"{units.count(value)} tokens"),
+        ("parameters", facts.get("params"), units.format_count),
+        ("tokens", tokens, units.format_count),
+        ("batch", facts.get("batch_tokens"), lambda value: f"{units.format_count(value)} tokens"),
         ("replicas", facts.get("replicas"), str),
         ("inner lr", facts.get("inner_lr"), _text),
         ("sync interval", facts.get("sync_every") if with_rounds else None, lambda value: _interval(summary, value)),
@@ -65,13 +66,13 @@ def run_facts(summary: Summary) -> str:
         ("mixing", summary.receipt.get("mixing") or None, str),
         ("merge", summary.receipt.get("merge") if summary.receipt.get("merge") != "mean" else None, str),
         ("codec", facts.get("codec") if with_rounds else None, str),
-        ("sent per replica", summary.bytes_sent, units.size),
-        ("data parallel sends", summary.bytes_data_parallel if with_rounds else None, units.size),
-        ("effective bandwidth", summary.receipt.get("mbit_per_s"), units.bandwidth),
-        ("inner steps stood still", summary.receipt.get("stall_s"), units.duration),
-        ("time", facts.get("seconds"), units.duration),
+        ("sent per replica", summary.bytes_sent, units.format_bytes),
+        ("data parallel sends", summary.bytes_data_parallel if with_rounds else None, units.format_bytes),
+        ("effective bandwidth", summary.receipt.get("mbit_per_s"), lambda mbit: units.format_bandwidth(mbit / 1e3)),
+        ("inner steps stood still", summary.receipt.get("stall_s"), units.format_duration),
+        ("time", facts.get("seconds"), units.format_duration),
         ("simulated link", summary.receipt.get("link") if summary.virtual_s is not None else None, str),
-        ("time over it", summary.virtual_s, units.duration),
+        ("time over it", summary.virtual_s, units.format_duration),
     ]
     return page.facts((label, show(value)) for label, value, show in pairs if value is not None)
 

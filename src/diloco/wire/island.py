@@ -14,6 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from diloco.errors import BadInput
 from diloco.outer.island import Alone, Island
 
+SHORT_BYTES = 248
+"""Of a JSON text, what travels with its length."""
+_LENGTH_BYTES = 8
+
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
@@ -27,10 +31,14 @@ class Shore:
 
     def gather(self, row: Tensor, apart: bool = True) -> Tensor:
         """See `outer/island.py`."""
+        return self.gather_on_device(row, apart).cpu()
+
+    def gather_on_device(self, row: Tensor, apart: bool = True) -> Tensor:
+        """`gather` on the device that carries it, for which the caller does not wait."""
         sent = row.to(self.device).reshape(-1)
         received = sent.new_empty(self.size * sent.numel())
         all_gather(received, sent, group=self._groups[apart])
-        return received.view(self.size, *row.shape).cpu()
+        return received.view(self.size, *row.shape)
 
     def sum(self, values: Tensor) -> Tensor:
         """See `outer/island.py`."""
@@ -44,12 +52,19 @@ class Shore:
 
 
 def gather_json(gather: Callable[[Tensor], Tensor], value: object) -> list:
-    """JSON values through a gather of tensors. (torch's own object collectives unpickle what arrives.)"""
-    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    lengths = gather(torch.tensor([text.numel()])).flatten().tolist()
-    padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: text.numel()] = text
-    return [json.loads(bytes(row[:n].tolist())) for row, n in zip(gather(padded), lengths, strict=True)]
+    """JSON values through a gather of tensors: one message, or two where some text is longer than SHORT_BYTES. (torch's
+    own object collectives unpickle what arrives.)"""
+    text = json.dumps(value).encode()
+    rows = gather(_row(len(text).to_bytes(_LENGTH_BYTES, "little") + text[:SHORT_BYTES], _LENGTH_BYTES + SHORT_BYTES))
+    lengths = rows[:, :_LENGTH_BYTES].contiguous().view(torch.int64).flatten().tolist()
+    rows = rows[:, _LENGTH_BYTES:]
+    if (rest := max(lengths) - SHORT_BYTES) > 0:
+        rows = torch.cat([rows, gather(_row(text[SHORT_BYTES:], rest))], dim=1)
+    return [json.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+
+def _row(content: bytes, size_bytes: int) -> Tensor:
+    return torch.frombuffer(bytearray(content.ljust(size_bytes, b"\0")), dtype=torch.uint8)
 
 
 def split_mesh(mesh: DeviceMesh, dim: str) -> tuple[list[int], list[int]]:

@@ -24,7 +24,6 @@ CASES: dict[int, dict[str, Case]] = {
         **{f"{mesh} tied": Case(f"replica=1,{mesh}=2", ours) for mesh in ("fsdp", "tp", "pp", "dp")},
         **{f"{mesh} untied": Case(f"replica=1,{mesh}=2", untied) for mesh in ("fsdp", "tp", "pp", "dp")},
         "gpipe": Case("replica=1,pp=2", ours, microbatches=4, schedule="gpipe"),
-        "two islands": Case("replica=2", ours),
         "fsdp llama": Case("replica=1,fsdp=2", llama),
         "tp llama": Case("replica=1,tp=2", llama),
         "tp tied llama": Case("replica=1,tp=2", tied_llama),
@@ -44,6 +43,7 @@ CASES: dict[int, dict[str, Case]] = {
         "pp x tp": Case("replica=1,pp=2,tp=2", ours),
         "dp x tp": Case("replica=1,dp=2,tp=2", ours),
         "dp x fsdp": Case("replica=1,dp=2,fsdp=2", ours),
+        "two islands": Case("replica=2,fsdp=2", ours),
     },
 }  # fmt: skip
 HALF = {mesh: Case(f"replica=1,{mesh}=2", ours, Options(precision="bf16")) for mesh in ("fsdp", "tp", "pp")}

@@ -90,7 +90,7 @@ class ManyDevices:
     ) -> None:
         self.model, self.place, self.precision, self.z_loss = model, place, precision, z_loss
         self.pipeline, self.summed = pipeline, summed
-        self.borrowed = borrowed_names(roster(model), place)
+        self.borrowed = borrowed_names(roster(model), place.island)
         """What another rank counts: norms on several tensor ranks, a tied embedding on the last stage."""
 
     def forward_backward(self, batch_BT: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def build_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
 def picture(shape: MeshShape) -> str:
     """Who is where: a row for each place in pipeline and data, a column for each replica and tensor rank; the numbers
     are ranks."""
-    rows = [row for row in itertools.product(*(range(getattr(shape, name)) for name in ("pp", "dp", "fsdp")))]
+    rows = list(itertools.product(*(range(getattr(shape, name)) for name in ("pp", "dp", "fsdp"))))
     labels = [_label(row, shape) for row in rows]
     left, cell = max(map(len, labels)), max(len(f"tp {shape.tp - 1}") if shape.tp > 1 else 0, len(str(shape.world)))
     group = max(shape.tp * (cell + 2), len(f"replica {shape.replica - 1}") + 2)

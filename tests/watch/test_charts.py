@@ -1,6 +1,6 @@
-"""Numbers as a reader wants them, and series thinned without moving them.
+"""Series thinned without moving them.
 
-pytest tests/watch/test_units.py
+pytest tests/watch/test_charts.py
 """
 
 from __future__ import annotations
@@ -10,35 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from diloco.watch import charts, units
-
-
-@pytest.mark.parametrize(
-    "show, value, text",
-    [
-        (units.count, 2_500_000, "2.5M"),
-        (units.count, 1024, "1k"),
-        (units.count, 800, "800"),
-        (units.count, 1.3e9, "1.3B"),
-        (units.count, None, "–"),
-        (units.size, 12_345_678, "12.3 MB"),
-        (units.size, 7.7e9, "7.7 GB"),
-        (units.size, 0, "0 B"),
-        (units.bandwidth, 94.13, "94.1 Mbit/s"),
-        (units.bandwidth, 0.3, "300 kbit/s"),
-        (units.bandwidth, None, "–"),
-        (units.duration, 42.54, "42.5 s"),
-        (units.duration, 75.5, "1 min 15 s"),
-        (units.duration, 7260, "2 h 1 min"),
-        (units.loss, 1.28, "1.280"),
-        (units.loss, math.nan, "nan"),
-        (units.percent, 3.14, "+3.1%"),
-        (units.percent, -0.5, "\N{MINUS SIGN}0.5%"),
-        (units.percent, None, "–"),
-    ],
-)
-def test_numbers_read_well(show, value, text):
-    assert show(value) == text
+from diloco.watch import charts
 
 
 @pytest.mark.parametrize("thin", [charts.thin, charts.thin_evenly_in_log])

@@ -1,7 +1,9 @@
-"""Quantities as people write them, `7b`, `10gbit`, `900 GB/s`, `20ms`, `30d`, and back again.
+"""Quantities as people write them, `7b`, `10gbit`, `900 GB/s`, `20ms`, `30d`, and back again: three figures and a unit.
 
-Inside the planner every number is a float in one unit, and its name says which: `_s`, `_bytes`, `gbit_per_s`,
-`flop_per_s`, `usd`, `power_w`. Counts (parameters, tokens) have none.
+Elsewhere every number is a float in one unit, and its name says which: `_s`, `_bytes`, `gbit_per_s`, `flop_per_s`,
+`usd`, `power_w`. Counts (parameters, tokens) have none.
+
+Every package may import this file, which itself imports the standard library and `diloco.errors` alone.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from diloco.errors import BadInput
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 YEAR_S = 365.25 * DAY_S
+
+NONE = "\N{EN DASH}"
+"""In place of a number that there is none of."""
 
 _COUNT = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
@@ -111,13 +116,9 @@ def parse_share(value: str | float, name: str = "share", example: str = "40%") -
     return share
 
 
-def format_days(days: float) -> str:
-    """1.4134 -> "1.41 days", 0.5 -> "12 h"."""
-    if not math.isfinite(days):
-        return "never"
-    if days < 1:
-        return format_duration(days * DAY_S)
-    return f"{days:,.0f} days" if days >= 100 else f"{days:.3g} day{'s' * (f'{days:.3g}' != '1')}"
+def format_count(value: float | None) -> str:
+    """1.4e11 -> "140B"; billions are B, as the field writes parameters and tokens."""
+    return _scaled(value, (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)), "")
 
 
 def format_number(value: float, figures: int = 10) -> str:
@@ -126,36 +127,27 @@ def format_number(value: float, figures: int = 10) -> str:
     return f"{value:,.0f}" if "e" in text and abs(value) >= 1 else text
 
 
-def format_loss(nats: float) -> str:
-    """2.0784 -> "2.078", as far as held-out sets can tell losses apart."""
-    return f"{nats:.3f}"
-
-
-def format_needed(gbit_per_s: float, nothing: str = "-") -> str:
-    """A bandwidth; "none will do" where the link is not what is missing, `nothing` where nothing crosses it."""
-    if not gbit_per_s:
-        return nothing
-    return format_bandwidth(gbit_per_s) if math.isfinite(gbit_per_s) else "none will do"
-
-
 def format_things(count: int, one: str, many: str = "") -> str:
     """1, "chip" -> "1 chip"; 64, "chip" -> "64 chips"."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def format_count(value: float) -> str:
-    """1.4e11 -> "140B"."""
-    return _scaled(value, (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)), "")
-
-
-def format_bandwidth(gbit_per_s: float) -> str:
-    """0.1 -> "100 Mbit/s"."""
-    return _scaled(gbit_per_s * 1e9, (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)), " bit/s")
-
-
-def format_bytes(size_bytes: float) -> str:
-    """1.4e10 -> "14 GB"."""
+def format_bytes(size_bytes: float | None) -> str:
+    """1.4e10 -> "14 GB" (powers of ten)."""
     return _scaled(size_bytes, (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), " B")
+
+
+def format_bandwidth(gbit_per_s: float | None) -> str:
+    """0.1 -> "100 Mbit/s"."""
+    bit_per_s = None if gbit_per_s is None else 1e9 * gbit_per_s
+    return _scaled(bit_per_s, (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)), " bit/s")
+
+
+def format_needed(gbit_per_s: float) -> str:
+    """A bandwidth; "none will do" where the link is not what is missing, nothing where nothing crosses it."""
+    if not gbit_per_s:
+        return NONE
+    return format_bandwidth(gbit_per_s) if math.isfinite(gbit_per_s) else "none will do"
 
 
 def format_flop_per_s(flop_per_s: float) -> str:
@@ -164,9 +156,11 @@ def format_flop_per_s(flop_per_s: float) -> str:
     return _scaled(flop_per_s, scales, " FLOP/s")
 
 
-def format_duration(seconds: float) -> str:
-    """0.68 -> "680 ms", 5400 -> "1.5 h", 2.6e6 -> "30.1 d"."""
-    if not math.isfinite(seconds):
+def format_duration(seconds: float | None) -> str:
+    """0.68 -> "680 ms", 5400 -> "1.5 h", 2.6e6 -> "30.1 d", infinity -> "never"."""
+    if seconds is None or math.isnan(seconds):
+        return NONE
+    if math.isinf(seconds):
         return "never"
     scales = (("y", 2 * YEAR_S, YEAR_S), ("d", 2 * DAY_S, DAY_S), ("h", HOUR_S, HOUR_S), ("min", 60.0, 60.0))
     for unit, least, factor in (*scales, ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3), ("us", 1e-6, 1e-6)):
@@ -175,14 +169,34 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def format_usd(usd: float) -> str:
+def format_days(days: float) -> str:
+    """1.4134 -> "1.41 days", 0.5 -> "12 h", infinity -> "never"."""
+    if days < 1 or not math.isfinite(days):
+        return format_duration(days * DAY_S)
+    return f"{days:,.0f} days" if days >= 100 else f"{days:.3g} day{'s' * (f'{days:.3g}' != '1')}"
+
+
+def format_usd(usd: float | None) -> str:
     """52300 -> "$52.3k"."""
-    return "$" + _scaled(usd, (("B", 1e9), ("M", 1e6), ("k", 1e3)), "")
+    text = _scaled(usd, (("B", 1e9), ("M", 1e6), ("k", 1e3)), "")
+    return text if text == NONE else f"${text}"
 
 
 def format_share(share: float) -> str:
     """0.954 -> "95.4%"."""
     return f"{100 * share:.1f}%" if share < 0.9995 else f"{100 * share:.4g}%"
+
+
+def format_change(percent: float | None) -> str:
+    """3.14 -> "+3.1%": signed, one decimal."""
+    return NONE if percent is None else f"{percent:+.1f}%".replace("-", "\N{MINUS SIGN}")
+
+
+def format_loss(nats: float | None) -> str:
+    """2.0784 -> "2.078": four figures, as far as held-out sets can tell losses apart."""
+    if nats is None:
+        return NONE
+    return f"{nats:#.4g}" if math.isfinite(nats) else f"{nats:.4g}"
 
 
 def _split(value: str | float, name: str, example: str) -> tuple[float, str]:
@@ -206,9 +220,12 @@ def _above_zero(number: float, name: str, value: str | float, example: str) -> f
     return number
 
 
-def _scaled(value: float, scales: tuple[tuple[str, float], ...], none: str) -> str:
+def _scaled(value: float | None, scales: tuple[tuple[str, float], ...], none: str) -> str:
+    """In the largest unit that leaves 1 or more, rounding included; `none` is the unit where all are too large."""
+    if value is None or not math.isfinite(value):
+        return NONE
     for unit, factor in scales:
-        if abs(value) >= factor:
+        if abs(value) >= 0.9995 * factor:
             gap = " " if len(unit) > 1 else ""
             return f"{_figures(value / factor)}{gap}{unit}"
     return f"{value:.3g}{none}"

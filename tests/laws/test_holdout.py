@@ -1,0 +1,121 @@
+"""The hold-out where runs were left out of the fit: neither they nor the law itself decide how far off the law is.
+
+pytest tests/laws/test_holdout.py
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from diloco.laws import Form, compare_forms, fit_law, load_law
+from diloco.laws.figures import figures
+from diloco.laws.holdout import errors_pct
+from diloco.laws.published import paper_rows
+
+FORM = "A*params^a*replicas^b + floor"
+SIZES = np.geomspace(1e7, 3e9, 6)
+
+
+def truth(params: np.ndarray, replicas: np.ndarray) -> np.ndarray:
+    return 1 + 40 * params**-0.16 * replicas**0.02
+
+
+def ladder(bad: tuple[int, ...] = (), factor: float = 1.3) -> dict[str, np.ndarray]:
+    """Six sizes, four runs each, sizes ascending; runs `bad` are `factor` off."""
+    params, replicas = (grid.ravel() for grid in np.meshgrid(SIZES, [1.0, 2.0, 4.0, 8.0], indexing="ij"))
+    loss = truth(params, replicas) * np.exp(0.003 * np.random.default_rng(5).standard_normal(24))
+    loss[list(bad)] *= factor
+    return {"params": params, "replicas": replicas, "loss": loss}
+
+
+@pytest.mark.parametrize("bad, factor", [((22,), 1.3), ((20, 22), 1.15), ((18,), 3.0), ((17, 22), 1 / 1.3)])
+def test_the_error_is_the_clean_ladders_without_the_bad_runs(bad, factor) -> None:
+    clean, spoilt = fit_law(ladder(), FORM), fit_law(ladder(bad, factor), FORM)
+    assert spoilt.holdout.set_aside == bad and np.flatnonzero(spoilt.runs.weight == 0).tolist() == list(bad)
+    for before, after in zip(clean.holdout.splits, spoilt.holdout.splits, strict=True):
+        seen = [run for run in bad if run in after.runs]
+        assert (after.set_aside, after.tested) == (len(seen), before.tested - len(seen))
+        expected = np.abs(errors_pct(before, clean.runs.target, seen)).mean()
+        assert after.mean_error_pct == pytest.approx(expected, abs=0.3)
+        if len(seen) == len(bad):  # nothing bad was trained on, so that both laws are one
+            assert after.mean_error_pct == pytest.approx(expected, rel=1e-6)
+            with_all = np.abs(errors_pct(after, spoilt.runs.target)).mean()
+            assert after.mean_error_with_all_pct == pytest.approx(with_all) and with_all > expected + 1
+            assert after.inside_share == before.inside_share == 1
+
+
+def test_both_errors_and_how_many_runs_are_in_one_sentence() -> None:
+    law = fit_law(ladder((20, 22)), FORM)
+    (said,) = [note for note in law.notes if "hold-out" in note]
+    first = law.holdout.splits[0]
+    assert said.startswith(
+        "the hold-out sets aside 2 of 24 rows (row 21, row 23), which the fit left out: fitted up to"
+    )
+    assert f"{first.mean_error_pct:.2f}% off the other larger runs" in said
+    assert said.endswith(f"and {first.mean_error_with_all_pct:.1f}% with those")
+    assert not any("do not trust" in note or "the form is wrong" in note for note in law.notes)
+
+
+def test_a_clean_ladder_sets_nothing_aside() -> None:
+    law = fit_law(ladder(), FORM)
+    assert law.holdout.set_aside == () and not any("set" in note for note in law.notes)
+    assert all(split.mean_error_pct == split.mean_error_with_all_pct for split in law.holdout.splits)
+
+
+@pytest.mark.parametrize("bad", [(21, 22, 23), (20, 21, 23)])
+def test_a_law_that_leaves_most_of_the_largest_size_out_is_tested_on_it(bad) -> None:
+    """There the law may be what is wrong: setting the runs aside would hide that it cannot extrapolate."""
+    law = fit_law(ladder(bad, 1.3), FORM)
+    assert np.flatnonzero(law.runs.weight == 0).tolist() == list(bad) and law.holdout.set_aside == ()
+    first = law.holdout.splits[0]
+    assert first.set_aside == 0 and first.mean_error_pct > 15 and first.inside_share <= 0.25
+    assert any(note.startswith(f"the hold-out counts {len(bad)} of 24 rows (row") for note in law.notes)
+
+
+@pytest.mark.parametrize("place, counts", [(9, True), (8, False), (7, False)])
+def test_one_run_a_size(place, counts) -> None:
+    """The largest run alone may be the law's fault; one with a run beyond it that the law fits is not."""
+    params = np.geomspace(1e7, 1e10, 10)
+    loss = truth(params, np.ones(10)) * np.exp(0.003 * np.random.default_rng(1).standard_normal(10))
+    loss[place] *= 1.2
+    law = fit_law({"params": params, "loss": loss}, "A*params^a + floor")
+    assert np.flatnonzero(law.runs.weight == 0).tolist() == [place]
+    assert law.holdout.set_aside == (() if counts else (place,))
+    assert max(split.mean_error_pct for split in law.holdout.splits) > 5 or not counts
+
+
+def test_forms_are_compared_as_on_the_clean_ladder() -> None:
+    clean, spoilt = compare_forms(ladder()), compare_forms(ladder((22,)))
+    assert spoilt.set_aside == (22,)
+    assert [law.form.name for law in spoilt.laws] == [law.form.name for law in clean.laws]
+    for name, score in spoilt.scores.items():
+        assert score == pytest.approx(clean.scores[name], rel=0.15)
+    assert "power" not in [law.form.name for law in spoilt.best.alternatives]
+    line = next(line for line in spoilt.table() if line["form"] == spoilt.best.form.name)
+    assert line["largest_out_error_pct"] == pytest.approx(spoilt.best.holdout.splits[0].mean_error_pct)
+
+
+def test_a_form_does_not_choose_the_runs_that_it_is_ranked_by() -> None:
+    """It does not know replicas and leaves those at 8 out, which are right: the other forms keep them in."""
+    rows = ladder()
+    rows["loss"][3::4] *= 1.1
+    forms = [Form("blind", "A*params^a + floor"), Form("sees", "A*params^a*replicas^(b*replicas) + floor")]
+    found = compare_forms(rows, forms)
+    blind = next(law for law in found.laws if law.form.name == "blind")
+    assert blind.holdout.set_aside == (3, 7, 11, 15, 19, 23) and found.set_aside == ()
+    assert found.best.form.name == "sees" and found.scores["blind"] > 1.5 * blind.holdout.error_pct
+
+
+def test_an_interval_beyond_any_number_raises_no_warning_and_is_read_back(tmp_path) -> None:
+    """A break in six sizes, of which the largest are held out, is hardly determined at all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        law = fit_law(paper_rows(), "broken", loss="huber")
+        assert max(end for split in law.holdout.splits for end in split.high) == np.inf
+        law.save(tmp_path / "law.json")
+        assert load_law(tmp_path / "law.json").holdout == law.holdout
+        json.dumps(figures(law), allow_nan=False)
