@@ -1,4 +1,4 @@
-"""Shared by all tests: one BLAS thread, so that sums have one order, and small helpers for replicas that differ."""
+"""Shared by all tests: one BLAS thread, so that sums have one order, and the same examples of a property every time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples every time, so that what passed once passes again; `--hypothesis-profile=default` looks elsewhere.
+settings.register_profile("fixed", derandomize=True)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)

@@ -74,6 +74,73 @@ def test_nonsense_is_refused_in_a_sentence(parse, text, words) -> None:
     assert repr(text) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "parse, text, meant",
+    [
+        (units.parse_count, "1,3b", "write 1.3b"),
+        (units.parse_count, "1_3b", "write 1.3b"),
+        (units.parse_count, "0,123b", "write 0.123b"),
+        (units.parse_count, "1,0000", "write 1.0000"),
+        (units.parse_count, "1,,0", "give it as 7b"),
+        (units.parse_count, "1_000,000", "give it as 7b"),
+        (units.parse_count, "1.000,5", "give it as 7b"),
+        (units.parse_count, "1,000,00", "give it as 7b"),
+        (units.parse_count, "1,", "give it as 7b"),
+        (units.parse_bandwidth, "2,5gbit", "write 2.5gbit"),
+        (units.parse_duration, "5,5s", "write 5.5s"),
+        (units.parse_duration, "1d 12,5 h", "write 1d 12.5 h"),
+        (units.parse_bytes, "80,5GB", "write 80.5GB"),
+        (units.parse_flop_per_s, "989,5 TFLOP/s", "write 989.5 TFLOP/s"),
+        (units.parse_usd, "2,50", "write 2.50"),
+        (units.parse_share, "2,5%", "write 2.5%"),
+    ],
+)
+def test_a_decimal_comma_is_refused_with_the_spelling_meant(parse, text, meant) -> None:
+    with pytest.raises(BadInput, match="commas and underscores part thousands only") as caught:
+        parse(text)
+    assert str(caught.value).endswith(f"; {meant}")
+
+
+@given(st.floats(1, 1e12) | st.integers(1, 10**15))
+def test_thousands_may_be_parted(number) -> None:
+    assert units.parse_count(f"{number:,}" if isinstance(number, int) else f"{number:,.3f}") == pytest.approx(
+        number, rel=1e-3
+    )
+
+
+@given(st.integers(0, 99999), st.sampled_from([",", "_"]), st.integers(0, 99999), st.sampled_from(["", "b", "k"]))
+def test_a_parting_mark_never_changes_a_number_in_silence(left, mark, right, unit) -> None:
+    """What is read is what is left without the marks of whole thousands; anything else is refused."""
+    text = f"{left}{mark}{right}"
+    if f"{left * 1000 + right:,}".replace(",", mark) == text:
+        assert units.parse_count(text + unit) == units.parse_count(f"{left * 1000 + right}{unit}")
+    else:
+        with pytest.raises(BadInput):
+            units.parse_count(text + unit)
+
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [("1 day", 86400), ("2 days", 172800), ("1hr", 3600), ("2 hrs", 7200), ("5 minutes", 300), ("90 secs", 90),
+     ("1 hour 30 mins", 5400), ("3 weeks", 1814400), ("1 year", units.YEAR_S)],
+)  # fmt: skip
+def test_times_may_be_written_out(text, seconds) -> None:
+    assert units.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["7bn", "7 billion", "7000 million", "7B"])
+def test_counts_may_be_written_out(text) -> None:
+    assert units.parse_count(text) == 7e9
+
+
+@given(st.floats(1e-6, 1e10))
+def test_a_duration_rounds_into_the_next_unit(seconds) -> None:
+    text = units.format_duration(seconds)
+    assert not text.startswith("1,000 ") and not text.startswith(("60 s", "60 min"))
+    number, unit = text.split()
+    assert units.parse_duration(f"{number}{unit}") == pytest.approx(seconds, rel=6e-3)
+
+
 def test_a_latency_may_be_nothing() -> None:
     assert units.parse_duration("0", zero=True) == units.parse_duration("0ms", zero=True) == 0
 

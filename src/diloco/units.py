@@ -19,19 +19,28 @@ YEAR_S = 365.25 * DAY_S
 NONE = "\N{EN DASH}"
 """In place of a number that there is none of."""
 
-_COUNT = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_COUNT = {
+    **{"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "bn": 1e9},
+    **{"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12},
+}
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
 _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 _SECONDS = {
-    **{"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": HOUR_S, "hours": HOUR_S},
-    **{"d": DAY_S, "days": DAY_S, "w": 7 * DAY_S, "weeks": 7 * DAY_S, "y": YEAR_S, "years": YEAR_S},
+    **{"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0},
+    **{"h": HOUR_S, "hr": HOUR_S, "hour": HOUR_S, "d": DAY_S, "day": DAY_S, "w": 7 * DAY_S, "week": 7 * DAY_S},
+    **{"y": YEAR_S, "yr": YEAR_S, "year": YEAR_S},
 }
-_NUMBER = r"([+-]?[0-9][0-9_,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|[+-]?\.[0-9]+(?:[eE][+-]?[0-9]+)?)"
+"""Each may end in another s."""
+
+_EXPONENT = r"(?:[eE][+-]?[0-9]+)?"
+_NUMBER = rf"([+-]?[0-9][0-9_,]*(?:\.[0-9_,]*)?{_EXPONENT}|[+-]?\.[0-9]+{_EXPONENT})"
 _QUANTITY = re.compile(_NUMBER + r"\s*(.*)", re.DOTALL)
+_THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)")
+_DECIMAL_COMMA = re.compile(r"([+-]?[0-9]+)[,_]([0-9]+)")
 _PART = re.compile(_NUMBER + r"\s*([a-zA-Zµμ]+)\s*")
 
 
-def parse_count(value: str | float, name: str, example: str = "7b") -> float:
+def parse_count(value: str | float, name: str = "count", example: str = "7b") -> float:
     """A number of things: `7b`, `350m`, `1.5t`, `140e9`, `140_000_000`. Raises BadInput for anything else."""
     number, unit = _split(value, name, example)
     if unit.lower() not in _COUNT:
@@ -65,7 +74,7 @@ def parse_duration(value: str | float, name: str = "duration", example: str = "2
         unit = unit if unit in _SECONDS else unit.removesuffix("s")
         if part.start() != end or unit not in _SECONDS:
             break
-        parts.append(float(_plain(part[1])) * _SECONDS[unit])
+        parts.append(_plain(part[1], text, name, example) * _SECONDS[unit])
         end = part.end()
     if zero and text in ("0", "0.0"):
         return 0.0
@@ -132,6 +141,11 @@ def format_things(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def format_tokens(count: float) -> str:
+    """1.4e11 -> "140B tokens", 1 -> "1 token"."""
+    return f"{format_count(count)} token{'s' * (format_count(count) != '1')}"
+
+
 def format_bytes(size_bytes: float | None) -> str:
     """1.4e10 -> "14 GB" (powers of ten)."""
     return _scaled(size_bytes, (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), " B")
@@ -164,8 +178,8 @@ def format_duration(seconds: float | None) -> str:
         return "never"
     scales = (("y", 2 * YEAR_S, YEAR_S), ("d", 2 * DAY_S, DAY_S), ("h", HOUR_S, HOUR_S), ("min", 60.0, 60.0))
     for unit, least, factor in (*scales, ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3), ("us", 1e-6, 1e-6)):
-        if seconds >= least:
-            return f"{_figures(seconds / factor)} {unit}"
+        if float(f"{seconds:.3g}") >= least:
+            return f"{_figures(max(seconds, least) / factor)} {unit}"
     return f"{seconds:.3g} s"
 
 
@@ -203,11 +217,20 @@ def _split(value: str | float, name: str, example: str) -> tuple[float, str]:
     found = _QUANTITY.fullmatch(str(value).strip())
     if found is None:
         raise BadInput(f"{name} is {value!r}, which is no number: give one with its unit, as {example}")
-    return float(_plain(found[1])), found[2].strip()
+    return _plain(found[1], str(value).strip(), name, example), found[2].strip()
 
 
-def _plain(digits: str) -> str:
-    return digits.replace(",", "").replace("_", "")
+def _plain(digits: str, value: str, name: str, example: str) -> float:
+    """Of digits in which commas or underscores part thousands; a comma that may be a decimal one is refused."""
+    whole = re.split(r"[.eE]", digits)[0]
+    rest = digits[len(whole) :]
+    if not re.search("[,_]", digits) or (_THOUSANDS.fullmatch(whole) and not re.search("[,_]", rest)):
+        return float(digits.replace(",", "").replace("_", ""))
+    found = _DECIMAL_COMMA.fullmatch(whole)
+    way_out = f"give it as {example}"
+    if found and "." not in rest:
+        way_out = f"write {value.replace(digits, f'{found[1]}.{found[2]}{rest}', 1)}"
+    raise BadInput(f"{name} is {value!r}: commas and underscores part thousands only, as in 1,000; {way_out}")
 
 
 def _refuse(name: str, value: str | float, wanted: str, example: str) -> BadInput:

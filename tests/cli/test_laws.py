@@ -19,7 +19,7 @@ from diloco.cli import main
 from diloco.cli.fit_text import coefficients_table
 from diloco.cli.law_input import gather_pairs
 from diloco.errors import BadInput
-from diloco.laws import load_law
+from diloco.laws import fit_law, load_law
 from diloco.laws.published import paper_rows
 
 
@@ -321,6 +321,30 @@ def test_every_verb_names_the_numbers_that_change_nothing(verb, long_trained, ca
     assert "replicas 4 does not change the answer" in out and "sync_every 100 does not change the answer" in out
 
 
+def test_a_law_without_params_says_what_it_extrapolates_over(tmp_path, capsys):
+    flops = np.geomspace(1e17, 1e21, 8)
+    rows, out = tmp_path / "rows.csv", tmp_path / "law.json"
+    write_rows(rows, flops=flops, loss=1 + 300 * flops**-0.13 + 0.01 * np.tile([1, -1], 4))
+    text(capsys, "fit", rows, "--form", "A*flops^a + floor", "--out", out)
+    assert "1e+03 times the largest run's" in text(capsys, "predict", "--law", out, "--at", "flops=1e24")
+
+
+def test_tokens_per_parameter_change_the_answer_of_a_law_of_tokens(tmp_path, capsys):
+    params, ratio = (grid.ravel() for grid in np.meshgrid(np.geomspace(5e7, 2e9, 4), [20.0, 60.0, 200.0]))
+    loss = (1.69 + 406.4 * params**-0.34 + 410.7 * (params * ratio) ** -0.28) * (1 + 0.001 * np.sin(np.arange(12)))
+    rows, out = tmp_path / "rows.csv", tmp_path / "law.json"
+    write_rows(rows, params=params, tokens=params * ratio, loss=loss)
+    text(capsys, "fit", rows, "--form", "chinchilla", "--out", out)
+    asked = ("predict", "--law", out, "--params", "1e9", "--at")
+    assert "does not change" not in text(capsys, *asked, "tokens_per_param=40")
+    assert answer(capsys, *asked, "tokens_per_param=40")["loss"] < answer(capsys, *asked, "tokens_per_param=30")["loss"]
+
+
+def test_a_published_law_says_that_it_does_not_know_tokens(capsys):
+    out = text(capsys, "predict", "--law", "paper:table7:loss:dp", "--params", "1e9", "--tokens", "1e9")
+    assert "tokens 1e+09 does not change the answer: law paper:table7:loss:dp does not know tokens" in out
+
+
 # -- advise
 
 
@@ -408,6 +432,10 @@ def test_next_runs_take_candidates_with_their_own_cost(law, tmp_path, capsys):
         ("predict --law {rows} --params 1e9", ("{rows} is not JSON",)),
         ("predict --law paper:table7 --params 1e9", ("'paper:table7' is not known",)),
         ("predict --law paper:table7:loss:replicas=4 --params 1e9", ("replicas is 1", "--replicas 4")),
+        ("predict --law papr --params 1e9", ("did you mean paper", "article", "paper:table7:loss:dp")),
+        ("advise --law papr --params 1e9", ("did you mean paper", "or paper")),
+        ("predict --law {rows}.json --params 1e9 --at tokens_per_param=1e308", ("--at is tokens_per_param=1e+308",)),
+        ("fit {status}", ("no numeric column 'loss'", "--map loss=final_bpb")),
         ("predict --params 1e9 --at H=3", ("at is H=3", "law is paper")),
         ("predict --params -1", ("params -1", "above 0")),
         ("predict --params inf", ("params inf", "above 0")),
@@ -426,7 +454,10 @@ def test_next_runs_take_candidates_with_their_own_cost(law, tmp_path, capsys):
 )
 def test_bad_input_ends_in_one_sentence(words, says, tmp_path, capsys):
     rows = write_rows(tmp_path / "rows.csv", **ladder())
-    said = refusal(capsys, *words.format(tmp=tmp_path, rows=rows).split())
+    status = write_rows(tmp_path / "status.csv", params=[1e7, 1e8], final_bpb=[3.0, 2.5], status=["full text"] * 2)
+    if "{rows}.json" in words:
+        fit_law(str(rows), "A*params^a + floor", holdout=False).save(f"{rows}.json")
+    said = refusal(capsys, *words.format(tmp=tmp_path, rows=rows, status=status).split())
     for part in says:
         assert part.format(tmp=tmp_path, rows=rows) in said
 

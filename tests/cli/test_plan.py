@@ -124,7 +124,7 @@ BAD = {
     "NaN bandwidth": ("--between=nangbit", "nangbit"),
     "zero replicas": ("--replicas=0", "--replicas is 0: give 2"),
     "replicas that sites cannot share": ("--replicas=3", "give 4"),
-    "replicas that do not divide the chips": ("--replicas=6", "give 4"),
+    "replicas that do not divide the chips": ("--replicas=6", "give 8"),
     "zero interval": ("--sync-every=0", "--sync-every is 0: give 1 or more"),
     "negative overlap": ("--overlap=-1", "--overlap is -1: give 0 or more"),
     "overlap beyond the interval": ("--sync-every=10 --overlap=11", "give at most 10"),

@@ -228,3 +228,52 @@ def test_the_best_of_a_search_can_be_asked_for(capsys):
     }
     record, _ = ask(capsys, **{flag[2:].replace("-", "_"): value for flag, value in given.items()})
     assert record["days"] == pytest.approx(best["days"]) and record["cost_usd"] == pytest.approx(best["cost_usd"])
+
+
+HARDWARE = "[chip.mine]\nmemory = '80GB'\nmemory_bandwidth = '3 TB/s'\npower_w = 700\n"
+
+
+@pytest.mark.parametrize(
+    "peak, says",
+    [
+        ("peak = { bf17 = '900 TFLOP/s' }", "chip.mine.peak has an unknown precision 'bf17': write 'bf16'"),
+        ("peak = { fp8 = '900 TFLOP/s' }", "chip mine has a peak in fp8 alone: add one in bf16"),
+    ],
+)
+def test_a_chip_without_a_peak_to_reckon_by_names_the_file(capsys, tmp_path, peak, says):
+    path = tmp_path / "chips.toml"
+    path.write_text(HARDWARE + peak)
+    said = refusal(capsys, *words(sites="8xmine", between="", hardware=str(path)))
+    assert f"--hardware is '{path}'" in said and says in said
+
+
+@pytest.mark.parametrize("content", ["{", '{"a": 1}'])
+def test_a_law_that_is_none_names_the_option(capsys, tmp_path, content):
+    path = tmp_path / "law.json"
+    path.write_text(content)
+    assert f"--law is '{path}': " in refusal(capsys, *words(law=str(path)))
+
+
+@pytest.mark.parametrize("option", ["--codec=", "--report=", "--between="])
+def test_an_option_with_nothing_in_it_is_refused(capsys, option):
+    said = refusal(capsys, "plan", "--params=7b", "--sites=8xh100", option)
+    assert f"{option[:-1]} is empty: give it a value, or leave it out" in said
+    assert f"{option[:-1]} is empty" in refusal(capsys, "plan", "--params=7b", "--sites=8xh100", option[:-1], "")
+
+
+@pytest.mark.parametrize(
+    "between, says",
+    [
+        ("-1gbit", "--between is '-1gbit': it must be above 0"),
+        ("2,5gbit,20ms", "write 2.5gbit"),
+        ("10gbit,2,5ms", "write 2.5ms"),
+        ("10,20ms", "--between is '10': give a rate in kbit"),
+    ],
+)
+def test_a_rate_that_is_none_says_what_is_wrong_with_it(capsys, between, says):
+    assert says in refusal(capsys, *words(between=between))
+
+
+def test_one_token_is_one_token(capsys):
+    said = text(capsys, *words(sites="8xh100", between="", tokens="1", batch_tokens="1"))
+    assert "7B parameters, 1 token;" in said and "1 tokens" not in said

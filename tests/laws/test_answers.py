@@ -68,7 +68,7 @@ def test_saved_law_answers_the_same_report_142(comparison, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, complaint", [("{", "not JSON"), ("{}", "no law"), ('{"kind": "diloco-law", "version": 3}', "damaged")]
+    "text, complaint", [("{", "not JSON"), ("{}", "no law"), ('{"kind": "diloco-law", "version": 4}', "damaged")]
 )
 def test_what_is_no_law_is_refused(tmp_path, text, complaint) -> None:
     (tmp_path / "law.json").write_text(text)

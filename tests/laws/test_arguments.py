@@ -192,3 +192,68 @@ def test_counts_in_sentences_agree_with_their_nouns() -> None:
     assert rows.notes[0].startswith("1 of 5 rows was left out")
     rows = read_rows(ROWS | {"loss": [math.nan, math.nan, 3.0, 2.8, 2.6]}, bad="drop")
     assert rows.notes[0].startswith("2 of 5 rows were left out")
+
+
+# -- names that are no axis, and numbers that change nothing
+
+
+def size_law():
+    table = ROWS | {"tokens": [20 * params for params in ROWS["params"]]}
+    return fit_law(table, "A*params^a + floor", holdout=False)
+
+
+@pytest.mark.parametrize(
+    "asked, says",
+    [
+        ({"banana": 3}, "banana is no axis: this law is .*, so give params"),
+        ({"tokens": -1}, "tokens=-1.0 must be a finite number above 0"),
+        ({"replicas": math.nan}, "replicas=nan must be"),
+        ({"sync_every": "often"}, "sync_every is 'often'"),
+    ],
+)
+def test_what_no_law_can_be_asked_is_refused(asked, says) -> None:
+    law = size_law()
+    for ask in (law.predict, lambda **point: recommend(law, **point)):
+        with pytest.raises(BadInput, match=says.replace("-1.0", r"-1(\.0)?").replace("finite ", "(finite )?")):
+            ask(params=1e9, **asked)
+    with pytest.raises(
+        BadInput, match=says.split(":")[0].replace("-1.0", r"-1(\.0)?").replace("finite ", "(finite )?")
+    ):
+        law.curve({"params": [1e8, 1e9], **asked})
+
+
+def test_what_a_law_does_not_know_changes_nothing_and_it_says_so() -> None:
+    law = size_law()
+    assert law.predict(params=1e9, tokens=2e10).warnings == law.predict(params=1e9).warnings == ()
+    (said,) = law.predict(params=1e9, tokens=4e10).warnings
+    assert said == "the law holds at 20 tokens per parameter, not at 40"
+    assert said in recommend(law, 1e9, tokens=4e10).warnings
+    unknown = "sync_every 100 does not change the answer: the law, A*params^a + floor, does not know sync_every"
+    assert law.predict(params=1e9, sync_every=100).warnings == (unknown,)
+    assert unknown in recommend(law, 1e9, sync_every=100).warnings
+    assert "the paper's rule does not know sync_every" in recommend("paper", 1e9, sync_every=100).warnings[-1]
+    assert "the article's rule does not know tokens" in recommend("article", 1e9, tokens=4e10).warnings[-1]
+    both = fit_law(ROWS, "A*params^a + floor", holdout=False)
+    assert both.predict(params=1e9, tokens=4e10).warnings[0].startswith("tokens 4e+10 does not change the answer")
+
+
+def test_tokens_are_given_once_and_as_a_number() -> None:
+    for rule in ("paper", "article", size_law()):
+        with pytest.raises(BadInput, match="tokens_per_param is 'x'"):
+            recommend(rule, 1e9, tokens_per_param="x")
+        with pytest.raises(BadInput, match="tokens=1000000000.0 beside tokens_per_param 20 is one too many"):
+            recommend(rule, 1e9, tokens=1e9, tokens_per_param=20)
+        with pytest.raises(BadInput, match="makes 1e\\+38 tokens, which no run has"):
+            recommend(rule, 1e9, tokens_per_param=1e29)
+        assert recommend(rule, 1e9, tokens_per_param=30).tokens == 3e10
+    with pytest.raises(BadInput, match="banana is no axis"):
+        recommend("paper", 1e9, banana=3)
+
+
+@pytest.mark.parametrize("cell, says", [({"flops": "many"}, "flops is 'many'"), ({"tokens": None}, "tokens is None")])
+def test_candidates_hold_numbers(cell, says) -> None:
+    law, target = size_law(), {"params": 1e10}
+    with pytest.raises(BadInput, match=says):
+        next_runs(law, 1e21, target, candidates=[{"params": 1e9} | cell])
+    (run,) = next_runs(law, 1e21, target, candidates=[{"params": "2B", "flops": "1e18"}])
+    assert (run.axes["params"], run.flops) == (2e9, 1e18)

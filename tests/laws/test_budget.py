@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from diloco.errors import BadInput
 from diloco.laws import advise, fit_law, load_law, next_runs, recommend
 from diloco.laws.budget import flops_of
 
@@ -31,7 +32,7 @@ def size_law(ratio: object = None):
         (np.linspace(10, 80, 8), 45, "tokens are taken as 45 per parameter, the middle of the law's runs (10 to 80)"),
         (None, 20, "tokens are taken as 20 per parameter, a rule of thumb: the law's runs do not say"),
         (50 + 0.2 * np.arange(8), 50.7, "tokens are taken as 50.7 per parameter, the middle of the law's runs"),
-        (50 + 0.1 * np.arange(8), 50.35, "tokens are taken as 50.3 per parameter, as in the law's runs"),
+        (50 + 0.1 * np.arange(8), 50.35, "tokens are taken as 50.4 per parameter, as in the law's runs"),
     ],
 )
 def test_tokens_are_those_of_the_runs(ratio, per_param, said, tmp_path) -> None:
@@ -48,8 +49,31 @@ def test_runs_left_out_and_rows_with_gaps_do_not_count() -> None:
     table["loss"][3] *= 1.3
     law = fit_law(table, "A*params^a + floor", holdout=False)
     assert law.runs.weight[3] == 0 and law.runs.tokens_per_param.high == 50
-    table["tokens"][5] = np.nan
+    table["tokens"][[3, 5]] = 0, np.nan
+    with pytest.raises(BadInput, match="row 4: tokens is 0"):
+        fit_law(table, "A*params^a + floor")
+    table["tokens"][3] = np.nan
+    law = fit_law(table, "A*params^a + floor", holdout=False)
+    ratio = law.runs.tokens_per_param
+    assert (ratio.low, ratio.high, ratio.told, ratio.of) == (50, 50, 6, 7)
+    (said,) = recommend(law, 1e9).warnings
+    assert said == "tokens are taken as 50 per parameter, as in the law's runs, 6 of 7 of which say"
+    table["tokens"][:] = np.nan
     assert fit_law(table, "A*params^a + floor", holdout=False).runs.tokens_per_param is None
+
+
+def test_units_that_cannot_be_are_doubted() -> None:
+    (said,) = [note for note in size_law(20e-9).notes if "units" in note]
+    assert said.startswith("the runs have 2e-08 tokens per parameter: are tokens counted in other units")
+    assert not any("units" in note for note in size_law(20).notes)
+
+
+def test_rules_asked_at_different_tokens_say_so() -> None:
+    apart = advise(1e9, 1, law=size_law(50.0)).disagreements
+    at_one = advise(1e9, 1, tokens=2e10, law=size_law(50.0)).disagreements
+    (said,) = [sentence for sentence in apart if sentence.startswith("loss: article") and "fitted" in sentence]
+    assert said.endswith("; article at 2e+10 and fitted at 5e+10 tokens, which is part of the difference")
+    assert at_one and not any("part of the difference" in sentence for sentence in at_one)
 
 
 def test_a_law_of_one_ratio_says_when_it_is_asked_at_another() -> None:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 
-from diloco.laws import fit_hyperparameters, load_hyperparameters, recommend
+from diloco.laws import fit_hyperparameters, fit_law, load_hyperparameters, read_rows, recommend
 from diloco.laws.published import paper_rows
 
 SIZES, REPLICAS = (1e8, 4e8, 1.6e9, 6.4e9), (1, 2, 4)
@@ -140,3 +140,14 @@ def test_a_file_of_rates_changed_by_hand_is_refused(tmp_path, place) -> None:
     (tmp_path / "rates.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match=r"rates\.json is damaged"):
         load_hyperparameters(tmp_path / "rates.json")
+
+
+def test_the_best_runs_keep_their_tokens_and_the_notes_of_the_table(tmp_path) -> None:
+    runs = [run | {"tokens": 30 * run["params"]} for run in sweep()]
+    rates = fit_hyperparameters(read_rows([*runs, runs[0] | {"loss": None}], bad="drop"))
+    rates.save(tmp_path / "rates.json")
+    for known in (rates, load_hyperparameters(tmp_path / "rates.json")):
+        law = fit_law(known.best_runs(), holdout=False)
+        assert (law.runs.tokens_per_param.low, law.runs.tokens_per_param.high) == (30, 30)
+        assert any("only along tokens = 30 * params" in note for note in law.notes)
+        assert any("was left out" in note and "loss is empty" in note for note in law.notes)

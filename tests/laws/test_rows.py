@@ -296,3 +296,52 @@ def test_a_csv_may_begin_with_blank_lines_and_names_its_header_where_they_do_not
     (tmp_path / "a.csv").write_text("# my runs\nparams,loss\n1e8,3\n")
     with pytest.raises(BadInput, match="line 2 has another number of cells than the header, '# my runs'"):
         read_rows(tmp_path / "a.csv")
+
+
+# -- which column is the loss, and cells that cannot be
+
+
+@pytest.mark.parametrize(
+    "further, says",
+    [
+        (
+            {"final_bpb": [3.0, 2.5], "val_ppl": [9.0, 8.0]},
+            r"name yours with rename={'loss': 'final_bpb'}, or val_ppl$",
+        ),
+        ({"accuracy": [0.3, 0.5]}, r"name yours with rename={'loss': 'COLUMN'}$"),
+    ],
+)
+@pytest.mark.parametrize("status", ["full text", "finished", ""])
+def test_a_table_without_a_loss_is_told_so_whatever_its_status(further, says, status) -> None:
+    table = {"params": [1e7, 1e8], "status": [status, status], **further}
+    with pytest.raises(BadInput, match=f"no numeric column 'loss', only .*{says}"):
+        read_rows(table)
+
+
+def test_runs_that_have_not_ended_need_no_loss_to_be_called_so() -> None:
+    with pytest.raises(BadInput, match="2 of 2 rows cannot be used .*status is 'running'"):
+        read_rows({"params": [1e7, 1e8], "status": ["running", "crashed"]})
+
+
+@pytest.mark.parametrize(
+    "cells, reason",
+    [
+        ({"tokens": 4e9, "tokens_per_param": 20.0}, "tokens_per_param is 20, and tokens over params are 40"),
+        ({"params_body": 2e8}, "params_body is 2e\\+08, more than params, 1e\\+08"),
+        ({"params": 1e-200}, "params is 1e-200, which no run has"),
+        ({"tokens": 1e300}, "tokens is 1e\\+300, which no run has"),
+        ({"inner_lr": 1e-40}, "inner_lr is 1e-40, which no run has"),
+    ],
+)
+def test_cells_that_contradict_or_that_no_run_has_are_refused_with_their_row(cells, reason) -> None:
+    rows = [{"params": 1e7, "tokens": 2e8, "loss": 3.0}, {"params": 1e8, "tokens": 2e9, "loss": 2.5} | cells]
+    with pytest.raises(BadInput, match=rf"1 of 2 rows cannot be used \(row 2: {reason}\)"):
+        read_rows(rows)
+    assert len(read_rows(rows, bad="drop")) == 1
+
+
+def test_nominal_sizes_and_other_counts_contradict_nothing() -> None:
+    """20 tokens for each of 35M nominal parameters, of which 31M were counted; or for each of those in the body."""
+    read_rows([{"params": 31e6, "tokens": 700e6, "tokens_per_param": 20, "loss": 3.0}])
+    read_rows([{"params": 60e6, "params_body": 30e6, "tokens": 600e6, "tokens_per_param": 20, "loss": 3.0}])
+    assert read_rows([{"params": 1e7, "replicas": None, "overlap": 0, "loss": 3.0}]).notes == ()

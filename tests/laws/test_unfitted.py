@@ -91,6 +91,45 @@ def test_tokens_that_go_with_params_bind_the_law_to_their_ratio(form) -> None:
     assert not any("only along" in note for note in notes(rows, "A*params^a*tokens^b + floor"))
 
 
+@pytest.mark.parametrize(
+    "name, values, says",
+    [
+        ("sync_every", 10 * ladder()["replicas"], "sync_every = 10 * replicas, as in every run"),
+        ("sync_every", 10 * ladder()["replicas"] ** 1.5 * np.exp(20 * NOISE), "relation, about sync_every = "),
+        ("fragments", 2 * ladder()["replicas"], "fragments = 2 * replicas, as in every run"),
+        ("tokens", 40 * ladder()["params"] * ladder()["replicas"], "tokens = 40 * params * replicas, as in every run"),
+    ],
+)
+def test_an_axis_that_moves_with_the_forms_is_never_silent(name, values, says) -> None:
+    form = "A*params^a*replicas^b + floor"
+    (said,) = [note for note in notes(ladder(**{name: values}), form) if "holds only along" in note]
+    assert says in said and "each do was not varied apart" in said
+    assert not any("holds only along" in note for note in notes(ladder(), form))
+
+
+def test_tokens_bind_a_law_of_the_body_too() -> None:
+    rows = ladder(params_body=0.8 * ladder()["params"], tokens=40 * ladder()["params"])
+    (said,) = [note for note in notes(rows, "A*params_body^a + floor") if "only along" in note]
+    assert "tokens = 50 * params_body, as in every run" in said
+
+
+@pytest.mark.parametrize(
+    "name, values, advice",
+    [
+        ("pct_vs_dp", 3.9 + 100 * NOISE, None),
+        ("eval_ppl", np.exp(ladder()["loss"] * (1 + 0.3 * NOISE)), None),
+        ("drift", NOISE, None),
+        ("z_loss", np.tile([1e-4, 1e-3, 1e-2], 8), "counted as noise; add it, or keep one value with"),
+        ("log10_lr", np.tile([-4.0, -3.0, -2.0], 8), "counted as noise; keep one value with"),
+        ("warmup", WARMUP, "counted as noise; keep one value with"),
+        ("vocab", VOCAB, "counted as noise; add it, or keep one value with"),
+    ],
+)
+def test_what_cannot_be_an_axis_is_not_advised_as_one(name, values, advice) -> None:
+    found = [note for note in notes(ladder(**{name: values})) if name in note]
+    assert (advice is None and found == []) or advice in found[0]
+
+
 def test_an_exact_fit_draws_one_sentence_whatever_else_varies() -> None:
     rows = ladder(sync_every=WARMUP + 10, vocab=VOCAB)
     rows["loss"] = 1 + 40 * rows["params"] ** -0.16

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from diloco.errors import BadInput
@@ -48,8 +48,13 @@ def relative(got: float, wanted: Fraction) -> float:
 
 
 positive = st.floats(1e-3, 1e3)
+latencies = st.just(0.0) | st.floats(1e-12, 1)
 
 
+@example(  # nearly as many replicas as chips, where 1 - M/R would lose five digits
+    params=1e6, batch=1e3, steps=1.0, chips=91096, speed=1e9, bandwidth=(1.0, 1.0), latency=(0.0, 0.0), bits=1.0,
+    share=0.99999, every=1,
+)  # fmt: skip
 @settings(max_examples=150, deadline=None)
 @given(
     params=st.floats(1e6, 1e13),
@@ -58,7 +63,7 @@ positive = st.floats(1e-3, 1e3)
     chips=st.integers(1, 10**6),
     speed=st.floats(1e9, 1e16),
     bandwidth=st.tuples(positive, positive),
-    latency=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    latency=st.tuples(latencies, latencies),
     bits=st.floats(0.1, 32),
     share=st.floats(0, 1),
     every=st.integers(1, 10**5),

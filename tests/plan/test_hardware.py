@@ -105,7 +105,7 @@ def test_impossible_hardware_is_refused() -> None:
         (lambda: Cluster((), Link("l", 1.0)), "0 sites"),
         (lambda: Site(chip, 0, 8, Link("l", 1.0), Link("l", 1.0)), "nodes of a site is 0"),
         (lambda: assumed_speed(chip, mfu=1.2), "mfu is 1.2"),
-        (lambda: chip.peak("fp4"), "has no fp4: choose one of fp8, bf16"),
+        (lambda: chip.peak("fp4"), "has a peak in fp8, bf16, fp16, tf32, fp32 alone: add one in fp4"),
         (lambda: with_price(chip, -1), "is -1: give a finite number above 0"),
         (lambda: Chip(**{**vars(chip), "memory_bytes": float("nan")}), "memory_bytes of chip h100 is nan"),
     ):
@@ -133,8 +133,10 @@ def test_any_size_has_a_shape_of_about_that_many_parameters(params) -> None:
 
 def test_operations_of_a_token() -> None:
     dense, mixture = get_model("7b"), get_model("deepseek-v3")
-    assert dense.flops_per_token == 6 * 7e9 and mixture.flops_per_token == 6 * 37e9
-    assert get_model("1.3b", seq_len=4096).attention_flops_per_token == 12 * 24 * 2048 * 4096
+    assert dense.flops_per_token == 6 * 7e9 and mixture.weight_flops_per_token == 6 * 37e9
+    for seq_len, longer in ((128, 0), (2048, 0), (2049, 1), (4096, 2048), (10**8, 10**8 - 2048)):
+        model = get_model("1.3b", seq_len=seq_len)
+        assert model.flops_per_token == 6 * model.params + 6 * 24 * 2048 * longer
 
 
 @pytest.mark.parametrize(

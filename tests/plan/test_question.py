@@ -15,6 +15,7 @@ from diloco.laws import fit_law, recommend
 from diloco.plan.asked import Asked, read_question
 from diloco.plan.clock import clock, inner_step
 from diloco.plan.measured import KIND, measured_speed
+from diloco.plan.model import get_model
 from diloco.plan.question import DATA_PARALLEL, DILOCO, ONE_SITE, STREAMING, divides, methods, settle, streaming
 from diloco.plan.run import Island
 
@@ -59,6 +60,16 @@ def test_what_is_left_out_is_filled_in_and_said():
     ):
         assert word in said, word
     assert not asked.given - {"params", "sites", "between"}
+
+
+def test_tokens_left_out_go_with_replicas_where_the_laws_runs_had_a_shard_each(tmp_path):
+    rows = [
+        {"params": n, "replicas": m, "tokens": 40 * n * m, "loss": (1.5 + 20 * n**-0.2) * m**0.01}
+        for n in (1e8, 2e8, 4e8, 8e8)
+        for m in (1, 2, 4)
+    ]
+    fit_law(rows, "A*params^a*replicas^b + floor", holdout=False).save(tmp_path / "law.json")
+    assert question(tokens="", law=str(tmp_path / "law.json")).tokens == pytest.approx(2 * 40e9)
 
 
 @pytest.mark.parametrize("runs, tokens, said", [(40, 40e9, "40 per parameter"), (None, 20e9, "20 per parameter")])
@@ -138,6 +149,22 @@ def test_a_run_folder_tells_the_speed_while_computing(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"params": 1000, "mesh": "replica=2,fsdp=2,tp=2"}))
     speed = measured_speed(str(tmp_path))
     assert speed.flop_per_s == pytest.approx(6 * 1000 * 50 / 2 / 4) and "with 1k parameters" in speed.how
+
+
+def test_a_run_on_long_sequences_did_their_attention_too(tmp_path):
+    """6 L d for each token beyond 2,048; shorter ones count 6 N alone."""
+    (tmp_path / "receipt.json").write_text(json.dumps({"compute_s": 2.0, "tokens_per_replica": [50]}))
+    found = {}
+    for seq_len in (64, 2048, 4096):
+        settings = {"params": 1e6, "config": {"data": {"seq_len": seq_len}}}
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        found[seq_len] = measured_speed(str(tmp_path)).flop_per_s
+    model = get_model("1m")
+    assert found[64] == found[2048] == pytest.approx(6e6 * 50 / 2)
+    assert found[4096] == pytest.approx((6e6 + 6 * model.layers * model.width * 2048) * 50 / 2)
+    bench = {"kind": KIND, "flop_per_s": 1e9, "params": 1e6, "seq_len": 4096}
+    (tmp_path / "device.json").write_text(json.dumps(bench))
+    assert measured_speed(str(tmp_path / "device.json")).flop_per_s == pytest.approx(1e9 * found[4096] / found[64])
 
 
 WITHOUT_SPEED = [f'{{"kind": "{KIND}"}}', f'{{"kind": "{KIND}", "flop_per_s": 0}}', "{}", "[1]", "no"]

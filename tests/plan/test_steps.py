@@ -126,6 +126,14 @@ def test_fragments_hold_every_layer_once(strided, first) -> None:
     assert len(parts) == 4 and (parts[0] == first or parts[0] == (1, 5, 9))
 
 
+@pytest.mark.parametrize("strided", [True, False])
+@pytest.mark.parametrize("layers, count", [(24, 7), (10, 4), (5, 5), (9, 1)])
+def test_fragments_by_their_number_are_as_equal_as_can_be(layers, count, strided) -> None:
+    parts = fragments(layers, Method(sync_every=10, fragments=count, strided=strided))
+    assert sorted(layer for part in parts for layer in part) == list(range(1, layers + 1))
+    assert len(parts) == count and max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
 @pytest.mark.parametrize(
     "layers, even, length, gap", [(24, True, 96, 12), (48, True, 96, 6), (108, True, 108, 3), (24, False, 100, 12)]
 )
@@ -140,6 +148,8 @@ def test_fragments_follow_one_another_through_the_interval(layers, even, length,
         (lambda: Method(sync_every=0), "sync_every is 0: give 1 or more"),
         (lambda: Method(overlap_steps=-1), "overlap_steps is -1: give 0 or more"),
         (lambda: Method(bits_per_param=0), "bits_per_param is 0"),
+        (lambda: Method(fragments=2, fragment_layers=3), "fragments is 2 and fragment_layers 3: give one of them"),
+        (lambda: fragments(4, Method(fragments=5)), "fragments is 5 for 4 layers: give 4 or fewer"),
         (lambda: Workload(1e9, 0, 1.0), "layers is 0"),
         (lambda: Workload(1e9, 2, float("nan")), "step_s is nan"),
         (lambda: Wire(-1.0), "give a rate above 0"),

@@ -86,6 +86,45 @@ def test_runs_left_out_are_hollow_and_do_not_flatten_the_strip(tmp_path) -> None
     assert "Hollow markers were left out" in words(html) and "contours" not in plots(html)
 
 
+def test_what_lies_beyond_the_strip_is_an_arrow_with_its_distance(tmp_path) -> None:
+    law, _ = outlier_law()
+    html = write_law_page(tmp_path / "law.html", law.report(), figures(law)).read_text()
+    (arrow,) = [t for t in plots(html)["loss"] if "arrow" in str(t.get("marker"))]
+    assert arrow["marker"]["symbol"] == ["arrow-up-open"] and arrow["yaxis"] == "y2"
+    said = re.search(r"Arrows at the edge of the strip stand for runs beyond it: row 5 \+(\d+\.\d+)%", words(html))
+    assert float(said[1]) == pytest.approx(arrow["customdata"][0], abs=0.01)
+
+
+def law_with_a_first_run_set_aside():
+    params, replicas = (grid.ravel() for grid in np.meshgrid(np.geomspace(3e7, 3e9, 6), [1.0, 2.0, 4.0], indexing="ij"))
+    loss = (1 + 36 * params**-0.155 * replicas**0.02) * (1 + 0.003 * np.sin(7.0 * np.arange(18)))
+    loss[15] *= 1.15  # the first run of the largest size
+    law = fit_law({"params": params, "replicas": replicas, "loss": loss}, "A*params^a*replicas^b + floor")
+    assert law.holdout.set_aside == (15,)
+    return law
+
+
+def test_legends_show_filled_markers_though_the_first_run_is_set_aside(tmp_path) -> None:
+    law = law_with_a_first_run_set_aside()
+    found = plots(write_law_page(tmp_path / "law.html", law.report(), figures(law)).read_text())
+    shown = [trace for trace in found["holdout"] if trace.get("showlegend") and trace["mode"] == "markers"]
+    assert len(shown) == 3 and not any("open" in trace["marker"]["symbol"] for trace in shown)
+    hollow = [trace for trace in found["contours"] if "open" in str(trace.get("marker"))]
+    assert [(trace["name"], len(trace["x"])) for trace in hollow] == [("left out", 1)]
+
+
+def test_pictures_show_what_was_left_out_as_the_page_does() -> None:
+    pytest.importorskip("matplotlib")
+    from diloco.watch.law_png import contours_png, holdout_png, loss_png
+
+    drawn = figures(law_with_a_first_run_set_aside())
+    assert [text.get_text()[0] for text in loss_png(drawn["loss"]).axes[1].texts] == ["+"]
+    bars, _ = holdout_png(drawn["holdout"]).axes[0].get_legend_handles_labels()
+    assert len(bars) == 3 and not any(bar.lines[0].get_markerfacecolor() == "none" for bar in bars)
+    runs = contours_png(drawn["contours"]).axes[0].get_legend()
+    assert [text.get_text() for text in runs.get_texts()] == ["runs", "left out"]
+
+
 def test_a_law_without_hold_out_says_so_first(tmp_path) -> None:
     law = fit_law({"params": [1e7, 3e7, 1e8, 3e8], "loss": [3.5, 3.21, 2.9, 2.7]}, "power", holdout=False)
     said = words(write_law_page(tmp_path / "law.html", law.report(), figures(law)).read_text())

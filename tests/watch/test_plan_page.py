@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from diloco.cli.plan_text import answer_text
+from diloco.cli.plan_text import answer_text, search_text
 from diloco.plan.answer import answer
 from diloco.plan.asked import Asked, read_question
 from diloco.plan.pictures import pictures
@@ -20,7 +20,7 @@ from diloco.plan.search import search
 from diloco.units import NONE, format_usd
 from diloco.watch.plan_charts import breakdown_chart, front_chart, goodput_chart, utilization_chart, window_chart
 from diloco.watch.plan_page import title, write_plan_page
-from diloco.watch.plan_rows import common_rows, days, figures, needed, split
+from diloco.watch.plan_rows import choice_options, common_rows, days, figures, needed, split
 
 
 def plots(html: str) -> dict[str, list[dict]]:
@@ -142,11 +142,31 @@ def test_page_and_text_show_the_same_figures(changed, tmp_path):
                 assert (f" {label.strip()} " in shown and f" {cell} " in shown) or cell == NONE, (label, cell)
 
 
+def test_the_settings_that_a_search_found_can_be_asked_for(tmp_path):
+    """The page has the options that the terminal prints, and they give the days that it says."""
+    question = asked(between="1gbit,20ms", deadline="36h")
+    said, found = answer(question), search(question)
+    best = found.as_dict()["best"]
+    page = write_plan_page(tmp_path / "p.html", said.as_dict() | {"search": found.as_dict()}, pictures(said))
+    shown = " ".join(words(page.read_text()).split())
+    assert f"side by side with the others by {choice_options(best)}" in " ".join(search_text(found, question).split())
+    assert f"Side by side with the others by {choice_options(best)}" in shown
+    given = dict(part.split() for part in choice_options(best).removeprefix("--").split(" --"))
+    read = {name.replace("-", "_"): int(v) if v.isdigit() and "tokens" not in name else v for name, v in given.items()}
+    assert answer(asked(between="1gbit,20ms", **read)).chosen.days == pytest.approx(best["days"])
+
+
+@pytest.mark.parametrize("spares, says", [(None, "one server more for 64 (none for fewer) stands by"),
+                                          (0, "none stand by"), (2, "for 8 servers 2 more stand by")])  # fmt: skip
+def test_what_stands_by_is_said_as_it_is(spares, says):
+    assert pictures(answer(asked(spares=spares)))["goodput"]["assumed"].endswith(f", and {says}")
+
+
 def test_failures_are_played_with_the_asked_replicas_and_settings(plain):
     said = answer(asked(replicas=4, mtbi="1y", spares=2))
     drawn = pictures(said)["goodput"]
     assert [name for name in drawn["lines"]] == ["data parallel", "DiLoCo, 4 learners", "decoupled, 4 learners"]
-    assert "once in 365 days" in drawn["assumed"] and "2 of 8 servers" in drawn["assumed"]
+    assert "once in 365 days" in drawn["assumed"] and "for 8 servers 2 more stand by" in drawn["assumed"]
     assert drawn["assumed"] in words(goodput_chart(drawn))
     assert drawn["lines"]["data parallel"][-1] < plain[1]["goodput"]["lines"]["data parallel"][-1]
 

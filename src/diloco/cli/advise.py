@@ -56,7 +56,8 @@ def run(arguments: list[str]) -> int:
             **options.further(),
         ).as_dict()
     if law is not None:
-        advice["rules"]["fitted"]["warnings"].extend(options.unused(law))
+        said = advice["rules"]["fitted"]["warnings"]
+        said.extend(sentence for sentence in options.unused(law) if sentence not in said)
     question = {"params": options.params, "replicas": options.replicas, "tokens": options.tokens}
     print_json(question | advice) if options.json else say(advice)
     return 0

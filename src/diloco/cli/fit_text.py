@@ -101,7 +101,7 @@ def _say_holdout(console: Any, answer: dict[str, Any]) -> None:
             )
             for item in pulls
         ]
-        console.print(table(("run", "error", "in sd", *pull_heads(moved)), lines))
+        console.print(table(("run", "off that law", "in sd", *pull_heads(moved)), lines))
 
 
 def _say_rates(rates: dict[str, Any] | None) -> None:

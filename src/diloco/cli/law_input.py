@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,15 +102,25 @@ def numbers(words: Sequence[str], option: str, example: str) -> dict[str, float]
     return found
 
 
-def open_law(name: str) -> Law:
-    """A law from its file; `paper` is the paper's Table 4 fitted with the paper's form."""
-    from diloco.laws import load_law
-    from diloco.laws.published import paper_law
+def open_law(name: str, rules: Sequence[str] = (PAPER,)) -> Law:
+    """A law from its file; `paper` is the paper's Table 4 fitted with the paper's form.
 
-    if name == PAPER:
+    Args:
+        rules: what the verb takes in place of a file; with the article among them, also published names.
+    """
+    from diloco.laws import load_law
+    from diloco.laws.published import coefficients, paper_law
+
+    if name == PAPER and PAPER in rules:
         return paper_law()
     if not Path(name).is_file():
-        raise BadInput(f"--law is {name}, which is no file: give one that `diloco fit --out` wrote, or {PAPER}")
+        published = [*coefficients()] if ARTICLE in rules else []
+        near = get_close_matches(name.lower(), [*rules, *published], n=3)
+        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+        ways = [*rules, *([f"a published law, such as {published[0]}"] if published else [])]
+        raise BadInput(
+            f"--law is {name}, which is no file{meant}: give one that `diloco fit --out` wrote, or {', or '.join(ways)}"
+        )
     return load_law(name)
 
 

@@ -37,6 +37,7 @@ class Question(Common):
 
     def further(self) -> dict[str, float]:
         """The numbers of `--at`, by the names that laws use: H=100 is sync_every. Raises BadInput for what is none."""
+        from diloco.laws.arguments import MOST
         from diloco.laws.axes import TOKENS_PER_PARAM, canonical
 
         found = {canonical(name): value for name, value in numbers(self.at, "at", "sync_every=100").items()}
@@ -47,22 +48,16 @@ class Question(Common):
                 raise BadInput(f"--at is {name}={value:g}, which is no axis of a law: give one such as sync_every=100")
             if name == TOKENS_PER_PARAM and self.tokens is not None:
                 raise BadInput(f"--at is {name}={value:g} beside --tokens {self.tokens:g}: give one of them")
-            if value <= 0:
-                raise BadInput(f"--at is {name}={value:g}, and an axis of a law is above 0: give such a number")
+            if not 0 < value <= MOST:
+                limits = f"above 0 and at most {MOST:g}"
+                raise BadInput(f"--at is {name}={value:g}, and an axis of a law is {limits}: give such a number")
         return found
 
     def unused(self, law: Law) -> list[str]:
         """A sentence for each number that was given and does not change the law's answer."""
-        from diloco.laws.axes import TOKENS_PER_PARAM
-
-        given: dict[str, float] = self.further()
+        given = self.further()
         given |= {"replicas": self.replicas} if self.replicas != 1 else {}
-        given |= {"tokens": self.tokens} if self.tokens is not None and TOKENS_PER_PARAM not in law.form.axes else {}
-        return [
-            f"{axis} {value:.4g} does not change the answer: the law, {law.form.expression}, does not know {axis}"
-            for axis, value in given.items()
-            if axis not in law.form.axes
-        ]
+        return law.unused(given | ({"tokens": self.tokens} if self.tokens is not None else {}))
 
 
 def ask(kind: type[Q], arguments: Sequence[str], verb: str) -> Q:

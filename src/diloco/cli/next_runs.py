@@ -69,7 +69,7 @@ def _target(options: NextRunsOptions, law: Law) -> tuple[dict[str, float], list[
     further, notes = options.further(), []
     if options.params:
         tokens = further[TOKENS_PER_PARAM] * options.params if TOKENS_PER_PARAM in further else options.tokens
-        known["tokens"], notes = tokens_of(options.params, tokens, law.runs.tokens_per_param)
+        known["tokens"], notes = tokens_of(options.params, tokens, law.runs.tokens_per_param, replicas=options.replicas)
         known[TOKENS_PER_PARAM] = known["tokens"] / options.params
     known |= further
     for axis in law.form.axes:

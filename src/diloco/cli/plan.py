@@ -33,7 +33,10 @@ class PlanOptions(Asked, Common):
     report: str = ""
     """Write an HTML page with pictures to this file; it opens offline."""
     like: str = ""
-    """article: the founding article's step times and its 650B claim, with what would have to hold for each."""
+    """article: the founding article's step times and its 650B claim, with what would have to hold for each. Or a CSV
+    file: a table of the bandwidths that utilisations need, printed and recomputed, with columns model, step_time_s,
+    method, target_cu_pct and gbit_per_s, and layers and params where the model does not say; --sync-every is the H of
+    methods that name none."""
 
 
 def run(arguments: list[str]) -> int:
@@ -41,11 +44,10 @@ def run(arguments: list[str]) -> int:
         from diloco.cli.plan_help import print_help
 
         print_help(PlanOptions)
+    _refuse_empty(arguments)
     options = parse(PlanOptions, arguments, "plan")
-    if options.like not in ("", ARTICLE):
-        raise BadInput(f"--like is {options.like}: give {ARTICLE}, the only one there is")
     if options.like:
-        return _like_article(options)
+        return _like_article(options) if options.like == ARTICLE else _like_table(options)
     from diloco.cli.outputs import check_outputs
     from diloco.cli.plan_text import answer_text, search_text
     from diloco.laws.arguments import speaking_flags
@@ -66,6 +68,14 @@ def run(arguments: list[str]) -> int:
     if written is not None:
         print(f"\npage: {written}{', in a new folder' if new else ''}")
     return 0
+
+
+def _refuse_empty(arguments: list[str]) -> None:
+    """An option with nothing after it, as of a shell's unset variable, is not one that was left out."""
+    for word, following in zip(arguments, [*arguments[1:], None], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and not value and (equals or following == ""):
+            raise BadInput(f"{flag} is empty: give it a value, or leave it out")
 
 
 def plan(options: PlanOptions) -> tuple[Answer, Found | None]:
@@ -106,12 +116,7 @@ def _write_report(path: str, answer: Answer, found: Found | None) -> Any:
 
 
 def _like_article(options: PlanOptions) -> int:
-    given = [
-        f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Asked) if getattr(options, f.name) != f.default
-    ]
-    if given or options.search or options.report:
-        other = (given or ["--search" if options.search else "--report"])[0]
-        raise BadInput(f"--like is article, which asks its own question: leave {other} out")
+    _refuse_others(options, f"{ARTICLE}, which asks its own question")
     from diloco.cli.plan_text import article_text
     from diloco.plan.article import like_article
 
@@ -121,3 +126,39 @@ def _like_article(options: PlanOptions) -> int:
     else:
         print(article_text(article))
     return 0
+
+
+def _like_table(options: PlanOptions) -> int:
+    if not Path(options.like).is_file():
+        raise BadInput(f"--like is {options.like}: give {ARTICLE}, or a CSV file of needed bandwidths")
+    _refuse_others(options, "a table, of which only --sync-every is asked", "sync_every")
+    from diloco.cli.plan_table import table_record, table_text
+    from diloco.plan.method_names import PAPER_SYNC_EVERY
+    from diloco.plan.table_rows import read_table
+    from diloco.plan.utilization import recompute_table
+
+    sync_every = PAPER_SYNC_EVERY if options.sync_every is None else options.sync_every
+    if sync_every < 1:
+        raise BadInput(f"--sync-every is {sync_every}: give 1 or more, as {PAPER_SYNC_EVERY}")
+    try:
+        table = read_table(options.like)
+        cells = recompute_table(table, sync_every)
+    except BadInput as error:
+        raise BadInput(f"--like {options.like}: {error}") from error
+    if options.json:
+        print_json(table_record(cells, table.unread, sync_every))
+    else:
+        print(table_text(cells, table.unread, sync_every))
+    return 0
+
+
+def _refuse_others(options: PlanOptions, like: str, but: str = "") -> None:
+    """Raises BadInput for an option that asks a question of its own beside --like."""
+    given = [
+        f"--{f.name.replace('_', '-')}"
+        for f in dataclasses.fields(Asked)
+        if f.name != but and getattr(options, f.name) != f.default
+    ]
+    given += [f"--{name}" for name in ("search", "report") if getattr(options, name)]
+    if given:
+        raise BadInput(f"--like is {like}: leave {given[0]} out")

@@ -50,7 +50,7 @@ GROUPS = (
     ),
     Group(
         "output", "What is printed and written; on its own, --like asks no question.",
-        {"json": "", "report": "FILE", "like": "article"},
+        {"json": "", "report": "FILE", "like": "article|FILE.csv"},
     ),
 )  # fmt: skip
 

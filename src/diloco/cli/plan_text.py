@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from diloco.plan.answer import Answer, Line
 from diloco.plan.question import LABELS
-from diloco.units import format_bandwidth, format_count, format_duration, format_things
-from diloco.watch.plan_rows import CHOICE_HEAD, choice_row, choice_words, common_rows, figures
+from diloco.units import format_bandwidth, format_count, format_duration, format_things, format_tokens
+from diloco.watch.plan_rows import CHOICE_HEAD, choice_options, choice_row, choice_words, common_rows, figures
 
 if TYPE_CHECKING:
     from diloco.plan.article import Article
     from diloco.plan.question import Question
-    from diloco.plan.search import Choice, Found
+    from diloco.plan.search import Found
 
 WIDTH = 110
 
@@ -41,7 +41,7 @@ def question_line(question: Question) -> str:
         link = question.cluster.between
         delay = f" and {format_duration(link.latency_s)}" if link.latency_s else ""
         between = f", {format_bandwidth(link.gbit_per_s)}{delay} between them"
-    size = f"{format_count(question.model.params)} parameters, {format_count(question.tokens)} tokens"
+    size = f"{format_count(question.model.params)} parameters, {format_tokens(question.tokens)}"
     return f"{size}; {sites}{between}"
 
 
@@ -62,22 +62,13 @@ def search_text(found: Found, question: Question) -> str:
     if found.best:
         lines += _wrap(f"{found.goal}: {choice_words(found.best.as_dict())}")
         if not found.best.data_parallel and found.best.sites == len(question.cluster.sites):
-            lines += _wrap(f"side by side with the others by {_options(found.best)}")
+            lines += _wrap(f"side by side with the others by {choice_options(found.best.as_dict())}")
     head = tuple(f"loss ({question.law.name})" if name == "loss" else name for name in CHOICE_HEAD)
     lines += [
         "none beats these in days, dollars and loss at once:",
         columns(head, [choice_row(choice.as_dict()) for choice in found.front]),
     ]
     return "\n".join(lines)
-
-
-def _options(choice: Choice) -> str:
-    """What asks for a configuration."""
-    given = {
-        "replicas": choice.replicas, "sync-every": choice.sync_every, "codec": choice.codec, "overlap": choice.overlap,
-        "fragments": choice.fragments, "batch-tokens": f"{choice.batch_tokens:.0f}", "tokens": f"{choice.tokens:.0f}",
-    }  # fmt: skip
-    return " ".join(f"--{name} {value}" for name, value in given.items())
 
 
 def article_text(article: Article) -> str:
@@ -96,13 +87,14 @@ def article_text(article: Article) -> str:
     return "\n".join([*verdict, "", columns(head, rows), *_bullets("assumptions", article.assumptions)])
 
 
-def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table: the first column to the left, the others to the right."""
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A plain table: the first `left` columns to the left, the others to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+        cells = zip(row, widths, strict=True)
+        placed = [cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(cells)]
+        lines.append("  ".join(placed).rstrip())
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from diloco.cli.show import print_json
 from diloco.errors import BadInput
 
 if TYPE_CHECKING:
-    from diloco.laws import Law
+    from diloco.laws import Law, Prediction
 
 _PUBLISHED = "paper:"
 _SETTINGS = ("inner_lr", "outer_lr", "batch_tokens", "tokens")
@@ -51,7 +51,7 @@ def predict(options: PredictOptions) -> dict[str, Any]:
     if options.law in (PAPER, ARTICLE) or options.law.startswith(_PUBLISHED):
         _refuse_for_published(options)
         return _published(options) if options.law.startswith(_PUBLISHED) else _by_rule(options)
-    law = open_law(options.law)
+    law = open_law(options.law, (ARTICLE, PAPER))
     return _fitted(law if options.level is None else law.at_level(options.level), options)
 
 
@@ -71,19 +71,26 @@ def _fitted(law: Law, options: PredictOptions) -> dict[str, Any]:
     further = options.further()
     asked = {"params": options.params, "replicas": options.replicas, "tokens": options.tokens} | further
     if options.params is None and "params" not in law.form.axes:
-        said: dict[str, Any] = dict.fromkeys((*_LOSS, *_SETTINGS)) | {"tokens": options.tokens, "warnings": []}
+        said: dict[str, Any] = dict.fromkeys((*_LOSS, *_SETTINGS)) | {"tokens": options.tokens}
+        said["warnings"] = list(_answer(law, asked).warnings)
     else:
         rates = open_hyperparameters(options.hyperparameters)
         said = recommend(law, _params(options), options.replicas, options.tokens, rates, **further).as_dict()
-    said["warnings"] = [*said["warnings"], *options.unused(law)]
+    said["warnings"] += [sentence for sentence in options.unused(law) if sentence not in said["warnings"]]
     asked["tokens"] = said["tokens"]
-    return finite({**asked, **said, **dict.fromkeys(_LOSS), **_value(law, asked), "rule": "fitted"})
+    return finite({**asked, **said, **dict.fromkeys(_LOSS), **_value(law, _answer(law, asked)), "rule": "fitted"})
 
 
-def _value(law: Law, asked: Mapping[str, float | None]) -> dict[str, Any]:
+def _answer(law: Law, asked: Mapping[str, float | None]) -> Prediction:
+    """At the axes that the law knows, or finds its own from."""
+    from diloco.laws.axes import TOKENS_PER_PARAM
+
+    known = {*law.form.axes, *(("params", "tokens") if TOKENS_PER_PARAM in law.form.axes else ())}
+    return law.predict(**{axis: value for axis, value in asked.items() if axis in known and value is not None})
+
+
+def _value(law: Law, answer: Prediction) -> dict[str, Any]:
     """The target's value and intervals under the target's own name, and which law said so."""
-    known = {*law.form.axes, "params", "tokens"}
-    answer = law.predict(**{axis: value for axis, value in asked.items() if axis in known and value is not None})
     name = law.target
     return {
         "target": name,
@@ -105,6 +112,7 @@ def _value(law: Law, asked: Mapping[str, float | None]) -> dict[str, Any]:
 
 def _published(options: PredictOptions) -> dict[str, Any]:
     from diloco.laws import published_law
+    from diloco.laws.prediction import unused
 
     known = published_law(options.law)
     if known.replicas is not None and known.replicas != options.replicas:
@@ -122,8 +130,12 @@ def _published(options: PredictOptions) -> dict[str, Any]:
         "rule": "published",
         "law": known.name,
         "source": known.source,
-        "warnings": ["published without an interval"],
+        "warnings": ["published without an interval", *unused(_also_given(options), (), f"law {known.name}")],
     }
+
+
+def _also_given(options: PredictOptions) -> dict[str, float]:
+    return {} if options.tokens is None else {"tokens": options.tokens}
 
 
 def _refuse_for_published(options: PredictOptions) -> None:

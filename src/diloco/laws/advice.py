@@ -11,6 +11,8 @@ from typing import Any
 
 from diloco.laws import published as pub
 from diloco.laws.arguments import counted, of_type, positive
+from diloco.laws.axes import TOKENS_PER_PARAM
+from diloco.laws.budget import ONE_RATIO
 from diloco.laws.hyperparameters import HyperparameterLaws, load_hyperparameters
 from diloco.laws.law import Law
 from diloco.laws.lawfile import load
@@ -75,8 +77,10 @@ def advise(
     if isinstance(hyperparameters, (str, Path)):
         hyperparameters = load_hyperparameters(hyperparameters)
     of_type("hyperparameters", hyperparameters, (HyperparameterLaws, NoneType), "what fit_hyperparameters returned")
-    rules = [*RULES, *([law] if law is not None else [])]
-    found = tuple(recommend(rule, params, replicas, tokens, hyperparameters, **further) for rule in rules)
+    # Axes of the fitted law are no question to the rules; without one, they say so.
+    shared = {name: value for name, value in further.items() if law is None or name == TOKENS_PER_PARAM}
+    asked = [*((rule, shared) for rule in RULES), *([(law, further)] if law is not None else [])]
+    found = tuple(recommend(rule, params, replicas, tokens, hyperparameters, **also) for rule, also in asked)
     pairs = [(quantity, a, b) for quantity in _DISAGREE for a, b in combinations(found, 2)]
     sentences = [sentence for quantity, a, b in pairs if (sentence := _disagreement(quantity, a, b))]
     return Advice(found, tuple(sentences), tuple(_lr_ratio(found, replicas)))
@@ -91,7 +95,16 @@ def _disagreement(quantity: str, a: Recommendation, b: Recommendation) -> str:
         return ""
     apart = f"{100 * (factor - 1):.1f}% apart" if factor < 2 else f"{factor:.3g} times apart"
     why = _WHY.get(f"{quantity}, {a.rule}, {b.rule}", _WHY_ELSE)
-    return f"{quantity}: {a.rule} {first:.4g}, {b.rule} {second:.4g} ({apart}): {why}"
+    return f"{quantity}: {a.rule} {first:.4g}, {b.rule} {second:.4g} ({apart}): {why}{_unlike(a, b)}"
+
+
+def _unlike(a: Recommendation, b: Recommendation) -> str:
+    """Each rule is asked at the tokens that its own runs had, as only there does it hold: which part of a difference is
+    theirs, no rule can say."""
+    if abs(math.log(a.tokens / b.tokens)) <= ONE_RATIO:
+        return ""
+    each = " and ".join(f"{item.rule} at {item.tokens:.4g}" for item in (a, b))
+    return f"; {each} tokens, which is part of the difference"
 
 
 def _lr_ratio(found: tuple[Recommendation, ...], replicas: float) -> list[str]:

@@ -13,6 +13,9 @@ TOKENS_PER_PARAM = "tokens_per_param"
 SIZE_AXES = ("params", "params_body", "params_embedding", "flops", "tokens")
 """What "largest" means for a hold-out: the first of these that a form uses."""
 
+SIZES = ("params", "params_body", "params_embedding")
+"""Ways to count one model; the first is the whole, the others are parts of it."""
+
 COUNTING_AXES = ("params", "params_body")
 """Ways to count one model's size; a law may use any, and answers differ between them."""
 
@@ -41,6 +44,9 @@ UNFINISHED = frozenset(
     "aborted timeout error".split()
 )
 TEXTS = (*GROUPS, STATUS, "run", "model")
+
+LIKE_A_LOSS = re.compile(r"(^|_)(loss|bp[bc]|bits|ppl|perplexity|nll|ce|cross_entropy|error|err)(_|$|es$)")
+"""In the name of a column that nobody called the loss and that may be one."""
 
 UNAMBIGUOUS = frozenset({*NUMBERS, *GROUPS, STATUS} - {"seed"})
 """What a table may hold one column of, under any of its names: runs may have several names and seeds."""

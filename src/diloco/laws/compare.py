@@ -15,8 +15,9 @@ from diloco.laws.arguments import of_type
 from diloco.laws.axes import COUNTING_AXES, LOSS, TOKENS_PER_PARAM
 from diloco.laws.fit import fit_law, general_axes
 from diloco.laws.forms import Form, names, resolve
-from diloco.laws.holdout import errors_pct
+from diloco.laws.holdout import errors_pct, inside_share
 from diloco.laws.law import Law
+from diloco.laws.notes import percent
 from diloco.laws.report import finite
 from diloco.laws.rows import Rows, read_rows
 
@@ -57,7 +58,7 @@ class Comparison:
             "holdout_error_pct": self.scores[law.form.name],
             "largest_out_error_pct": float(np.abs(errors).mean()),
             "largest_out_bias_pct": float(errors.mean()),
-            "largest_out_inside_share": largest.inside_share if largest else math.nan,
+            "largest_out_inside_share": inside_share(largest, law.runs.target, self.set_aside) if largest else math.nan,
             "indistinguishable": law is self.best or law.form.name in {o.form.name for o in self.best.alternatives},
         }
 
@@ -89,6 +90,7 @@ def compare_forms(
         raise BadInput(f"none of the forms {', '.join(left_out)} can be fitted to these rows: {reasons}")
     aside = _set_aside(laws)
     scores = _scores(laws, aside)
+    laws = [_noting(law, scores[law.form.name], aside) for law in laws]
     laws.sort(key=lambda law: (math.isnan(scores[law.form.name]), scores[law.form.name]))
     within = [law for law in laws if scores[law.form.name] <= TOLERANCE * scores[laws[0].form.name]] or laws[:1]
     return Comparison(tuple(_knowing(law, within) for law in laws), scores, aside, left_out)
@@ -117,6 +119,31 @@ def _scores(laws: list[Law], aside: tuple[int, ...]) -> dict[str, float]:
         name: float(np.mean([found[edge] for edge in common])) if common and found else math.nan
         for name, found in splits.items()
     }
+
+
+def _noting(law: Law, score: float, aside: tuple[int, ...]) -> Law:
+    """The law with a sentence on why its own hold-out error is not the one that it is ranked by, where it is not."""
+    own = law.holdout_error_pct
+    if math.isnan(score) or math.isnan(own) or percent(own) == percent(score):
+        return law
+    tested = {run for split in law.holdout.splits for run in split.runs}
+    mine, theirs = tested & {*law.holdout.set_aside}, tested & {*aside}
+    back, gone = sorted(mine - theirs), sorted(theirs - mine)
+    why = [f"counts {_labels(law, back)}, which most forms keep in their own"] * bool(back)
+    why += [f"leaves out {_labels(law, gone)}, as most forms do"] * bool(gone)
+    why = why or ["is over the splits that every form has"]
+    return replace(
+        law,
+        notes=(
+            *law.notes,
+            f"the comparison ranks this form by a hold-out error of {percent(score)} where its own is {percent(own)}: "
+            f"the comparison {' and '.join(why)}",
+        ),
+    )
+
+
+def _labels(law: Law, runs: Sequence[int]) -> str:
+    return ", ".join(law.runs.labels[run] for run in runs)
 
 
 def _knowing(law: Law, within: list[Law]) -> Law:

@@ -104,8 +104,12 @@ def _greedy(
 
 def _cost(law: Law) -> Callable[[Mapping[str, float]], float]:
     ratio = law.runs.tokens_per_param
-    per_param = ratio.middle if ratio else RULE_OF_THUMB
-    return lambda point: point.get("flops") or flops_of(point, per_param)
+
+    def cost(point: Mapping[str, float]) -> float:
+        per_param = (ratio.at(point) or ratio.middle) if ratio else RULE_OF_THUMB
+        return point.get("flops") or flops_of(point, per_param)
+
+    return cost
 
 
 def _given(law: Law, candidates: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
@@ -115,7 +119,7 @@ def _given(law: Law, candidates: Sequence[Mapping[str, float]]) -> list[dict[str
     if missing or not points:
         lacking = f"number {missing[0][0]} has no {missing[0][1]}" if missing else "are none"
         raise BadInput(f"{named('candidates')} {lacking}: give each of {', '.join(law.form.axes)} for every run")
-    return points
+    return [{name: positive(name, value, math.inf) for name, value in point.items()} for point in points]
 
 
 def _half_width_pct(law: Law, goal_P: np.ndarray, covariance: np.ndarray, dof: float) -> float:

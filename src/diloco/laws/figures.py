@@ -97,6 +97,7 @@ def contour_figure(law: Law) -> dict[str, Any] | None:
             "x": law.runs.columns[x_axis].tolist(),
             "y": _values(law, y_axis).tolist(),
             "value": law.runs.target.tolist(),
+            "left_out": (law.runs.weight == 0).tolist(),
         },
         "y_levels": levels(_values(law, y_axis)).tolist(),
         "frontier": frontier,

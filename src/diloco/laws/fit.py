@@ -19,13 +19,14 @@ from diloco.laws.expressions import NUMBERS
 from diloco.laws.forms import GENERAL, Form, resolve
 from diloco.laws.holdout import HoldOut, hold_out
 from diloco.laws.law import Law, Runs
+from diloco.laws.misfits import misfits
 from diloco.laws.model import bind, limits
 from diloco.laws.problem import Problem, Solution, is_exact
 from diloco.laws.quantile import t_quantile
 from diloco.laws.robust import fit_problem
 from diloco.laws.rows import Rows, read_rows
 from diloco.laws.spread import COLLINEAR, moves_with
-from diloco.laws.unfitted import WATCHED, constant_note, together_note, unfitted_notes
+from diloco.laws.unfitted import WATCHED, constant_note, together_notes, unfitted_notes, unit_notes
 
 _SURPRISE = 0.05
 """Chance that the runs of a clean table draw a remark."""
@@ -74,6 +75,7 @@ def fit_law(
     held = hold_out(problem, solution, columns, labels, level) if holdout else None
     fitted = np.exp(problem.y_N + solution.residual_N)
     ratio = token_ratio(rows, solution.weights_N > 0)
+    runs = Runs(tuple(labels), columns, np.exp(problem.y_N), fitted, solution.weights_N, ratio)
     return Law(
         form=form,
         target=target,
@@ -84,10 +86,10 @@ def fit_law(
         dof=solution.dof,
         level=level,
         t=t_quantile((1 + level) / 2, solution.dof),
-        runs=Runs(tuple(labels), columns, np.exp(problem.y_N), fitted, solution.weights_N, ratio),
+        runs=runs,
         certificate=certificate,
         holdout=held,
-        notes=tuple(_notes(rows, form, certificate, held, solution, target)),
+        notes=tuple(_notes(rows, form, runs, certificate, held, solution, target)),
         data_hash=rows.data_hash,
         settings={"loss": loss, "delta": delta, "fixed": fixed, "use_loss_se": use_loss_se, "seed": seed},
         versions=_versions(),
@@ -168,19 +170,28 @@ def general_axes(rows: Rows, target: str = ax.LOSS) -> list[str]:
 
 
 def _notes(
-    rows: Rows, form: Form, certificate: Certificate, held: HoldOut | None, solution: Solution, target: str
+    rows: Rows,
+    form: Form,
+    runs: Runs,
+    certificate: Certificate,
+    held: HoldOut | None,
+    solution: Solution,
+    target: str,
 ) -> list[str]:
     residual_pct = {i: float(100 * np.expm1(-solution.residual_N[i])) for i in solution.outlier_z}
     exact = is_exact(solution.noise)
     if constant := constant_note(target, rows.column(target)):
         return [*rows.notes, *constant]
     notes = [*rows.notes, *(say.exact_notes(certificate) if exact else unfitted_notes(rows, form, target))]
-    notes += together_note(rows, form)
+    notes += together_notes(rows, form, target)
+    notes += unit_notes(runs.tokens_per_param)
+    notes += say.relation_notes(runs.columns)
     notes += say.certificate_notes(certificate, form, exact)
     notes += say.outlier_notes(solution.outlier_z, residual_pct, rows, exact)
     notes += [] if exact else say.rival_note(solution.rival_rows, solution.outlier_z, rows)
     if held and held.impossible:
         notes.append(say.no_holdout_note(held))
+    notes += [str(misfit) for misfit in misfits(form.size_axis, runs.columns, solution.outlier_z)]
     notes += say.set_aside_notes(held, solution.outlier_z, rows) if held else []
     if held and not exact:
         surprising_z = t_quantile(1 - _SURPRISE / (2 * len(rows)), solution.dof - 1)

@@ -1,8 +1,8 @@
 """How a law does on runs it has not seen: the largest size left out, then the two largest, then three.
 
 A run that the law's own fit left out as an outlier must not decide how far off the law is, and a law must not choose
-what it is tested on. So such runs are set aside, but only where at least as many runs of their size or larger stayed in
-the fit, and the error with them is kept beside the one without.
+what it is tested on. So such runs are set aside, but not where the fit left them out together, by their size or along
+another axis (see `misfits`), and the error with them is kept beside the one without.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diloco.laws.influence import Influence, influence
+from diloco.laws.misfits import doubtful
 from diloco.laws.problem import EXACT_NOISE, Problem, Solution, variance_along
 from diloco.laws.quantile import t_quantile
 from diloco.laws.robust import fit_problem
@@ -24,9 +25,6 @@ _MOST_LEVELS = 12
 
 _LEAST_LEVELS = 3
 """Sizes that a law trained on fewer of them cannot extrapolate from."""
-
-_MOST_SET_ASIDE = 0.5
-"""Of the runs of a size or larger: where more were left out of the fit, the law may be what is wrong there."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class HoldOut:
     splits: tuple[Split, ...]
     """The first leaves the largest size out, each further one a size more."""
     set_aside: tuple[int, ...]
-    """Runs that are no test, by their places in the rows: outliers to the law of most runs of their size or larger."""
+    """Runs that are no test, by their places in the rows: outliers to the law, one here and one there."""
     influence: tuple[Influence, ...]
     """The runs and sizes that pull most, strongest first."""
     impossible: str = ""
@@ -87,7 +85,8 @@ def hold_out(
     """Splits along the form's size axis, and influence. Each split is its own fit, starts and outliers included."""
     axis = problem.model.form.size_axis
     size_N = columns[axis]
-    aside = _set_aside(size_N, solution.outlier_z)
+    doubts = doubtful(axis, columns, solution.outlier_z)
+    aside = tuple(run for run in sorted(solution.outlier_z) if run not in doubts)
     logs_NA = np.log(np.stack([columns[axis] for axis in problem.model.form.axes], axis=1))
     splits = []
     for edge in _edges(size_N)[-2::-1][:_MOST_SPLITS]:
@@ -105,10 +104,14 @@ def errors_pct(split: Split, target_N: np.ndarray, without: Collection[int] = ()
     return 100 * (predicted / target_N[runs] - 1)
 
 
-def _set_aside(size_N: np.ndarray, left_out: Collection[int]) -> tuple[int, ...]:
-    """The runs left out of the fit that are no test of it either."""
-    out_N = np.isin(np.arange(len(size_N)), list(left_out))
-    return tuple(run for run in sorted(left_out) if out_N[up_to(size_N[run], size_N)].mean() <= _MOST_SET_ASIDE)
+def inside_share(split: Split, target_N: np.ndarray, without: Collection[int] = ()) -> float:
+    """Of the same runs, those inside the law's own interval."""
+    kept = [place for place, run in enumerate(split.runs) if run not in without]
+    target, rounding = target_N[np.array(split.runs)[kept]], np.exp(EXACT_NOISE)
+    low, high, value = (np.array(ends)[kept] for ends in (split.low, split.high, split.predicted))
+    return float(
+        ((np.minimum(low, value / rounding) <= target) & (target <= np.maximum(high, value * rounding))).mean()
+    )
 
 
 def _edges(size_N: np.ndarray) -> np.ndarray:

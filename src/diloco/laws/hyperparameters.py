@@ -8,7 +8,7 @@ constant per replica count, as the paper found it not to move with size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import multimode
 from typing import Any
@@ -18,15 +18,18 @@ import numpy as np
 from diloco.errors import BadInput
 from diloco.laws import lawfile
 from diloco.laws.arguments import counted, positive
+from diloco.laws.axes import SIZES, TOKENS_PER_PARAM
 from diloco.laws.fit import fit_law
 from diloco.laws.forms import power
 from diloco.laws.law import Law
 from diloco.laws.rows import Rows, read_rows
 from diloco.laws.strict import build, refuse_difference, typed
+from diloco.laws.unfitted import WATCHED
 
 QUANTITIES = ("inner_lr", "batch_tokens")
 KIND = "diloco-hyperparameters"
 _LEAST_BATCHES = 3
+_SETTINGS = tuple(name for name in (*SIZES, TOKENS_PER_PARAM, *WATCHED) if name not in ("params", "replicas"))
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class BestRun:
     runs: int
     label: str
     """Where the best run stands in the rows."""
+    settings: dict[str, float]
+    """Of the best run, whatever else a law may have for an axis: its tokens, sync_every, ..."""
     notes: tuple[str, ...]
 
 
@@ -56,6 +61,8 @@ class HyperparameterLaws:
     independent: dict[str, dict[float, Law]]
     """Quantity -> replicas -> law in params alone."""
     outer_lr: dict[float, float]
+    row_notes: tuple[str, ...]
+    """What was left out or assumed when the sweep was read."""
     notes: tuple[str, ...]
 
     def predict(self, params: float, replicas: float, joint: bool = True) -> dict[str, float | None]:
@@ -77,8 +84,11 @@ class HyperparameterLaws:
         return found | {"outer_lr": self.outer_lr[nearest] if nearest is not None else None}
 
     def best_runs(self) -> Rows:
-        """Each sweep's best run with its loss, to fit a law of the tuned loss to."""
-        return _rows(self.optima, "loss")
+        """Each sweep's best run with its loss and settings, to fit a law of the tuned loss to."""
+        rows = _rows(self.optima, "loss")
+        names = dict.fromkeys(name for best in self.optima for name in best.settings)
+        settings = {name: np.array([best.settings.get(name, np.nan) for best in self.optima]) for name in names}
+        return replace(rows, numbers=rows.numbers | settings, notes=self.row_notes)
 
     def save(self, path: str | Path) -> None:
         """One JSON file, atomically."""
@@ -96,6 +106,7 @@ class HyperparameterLaws:
                 for quantity, laws in self.independent.items()
             },
             "outer_lr": [list(pair) for pair in self.outer_lr.items()],
+            "row_notes": list(self.row_notes),
             "notes": list(self.notes),
         }
 
@@ -114,6 +125,7 @@ def load_hyperparameters(path: str | Path) -> HyperparameterLaws:
                 for quantity, laws in record["independent"].items()
             },
             outer_lr=dict(map(tuple, record["outer_lr"])),
+            row_notes=typed(record["row_notes"], tuple[str, ...], "rates.row_notes"),
             notes=typed(record["notes"], tuple[str, ...], "rates.notes"),
         )
         refuse_difference(record, laws.to_json(), "rates")
@@ -131,6 +143,8 @@ def _check(laws: HyperparameterLaws) -> None:
                 raise BadInput(f"the law of {quantity} has the target {law.target}")
     numbers = [*laws.outer_lr, *laws.outer_lr.values()]
     numbers += [value for best in laws.optima for value in (best.params, best.replicas, best.loss)]
+    if not all(0 <= value < np.inf for best in laws.optima for value in best.settings.values()):
+        raise BadInput("optima hold a setting that is no number")
     if not all(0 < value < np.inf for value in numbers):
         raise BadInput("outer_lr or optima hold a number that is not above 0")
 
@@ -160,7 +174,7 @@ def fit_hyperparameters(rows: Any) -> HyperparameterLaws:
             notes.append(f"too few sweeps for a law of {quantity}: {len(optima)} optima")
     notes += [note for best in optima for note in best.notes]
     joint = {quantity: law for quantity, law in joint.items() if law}
-    return HyperparameterLaws(tuple(optima), joint, independent, _outer_lr(optima), tuple(notes))
+    return HyperparameterLaws(tuple(optima), joint, independent, _outer_lr(optima), rows.notes, tuple(notes))
 
 
 def _law(optima: Sequence[BestRun], quantity: str, axes: list[str]) -> Law | None:
@@ -195,8 +209,13 @@ def _optimum(rows: Rows) -> BestRun:
         loss=float(loss[best]),
         runs=len(rows),
         label=rows.label(best),
+        settings={name: float(rows.numbers[name][best]) for name in _SETTINGS if _says(rows, name, best)},
         notes=tuple(notes),
     )
+
+
+def _says(rows: Rows, name: str, index: int) -> bool:
+    return name in rows.numbers and bool(np.isfinite(rows.numbers[name][index]))
 
 
 def _edge_notes(where: str, batch: np.ndarray, lr: np.ndarray, best: int) -> list[str]:

@@ -21,7 +21,7 @@ class Influence:
     what: str
     index: int | None
     error_pct: float
-    """Of the law without it, on it."""
+    """How far it lies off the law without it; positive above, where a hold-out's bias is negative."""
     z: float
     """That error in standard deviations of a new run."""
     moves: dict[str, float]

@@ -14,17 +14,20 @@ import numpy as np
 from diloco.errors import BadInput
 from diloco.laws.arguments import counted, mapping, one_number, positive, sane_level
 from diloco.laws.axes import TOKENS_PER_PARAM
-from diloco.laws.budget import FLOPS_PER_PARAM_TOKEN, TokenRatio
+from diloco.laws.budget import FLOPS_PER_PARAM_TOKEN, TokenRatio, other_ratio
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
 from diloco.laws.holdout import HoldOut
+from diloco.laws.misfits import Misfit, misfits
 from diloco.laws.model import Model
-from diloco.laws.prediction import Curve, Prediction, extrapolations, reservations
+from diloco.laws.prediction import Curve, Prediction, extrapolations, reservations, unused
 from diloco.laws.problem import is_exact, variance_along
 from diloco.laws.quantile import t_quantile
 
 if TYPE_CHECKING:
     from diloco.laws.frontier import Optimum
+
+_SAYS_TOKENS = frozenset({"tokens", TOKENS_PER_PARAM})
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,11 @@ class Law:
     def holdout_error_pct(self) -> float:
         """Mean over the splits of the hold-out; NaN where there is none."""
         return self.holdout.error_pct if self.holdout else float("nan")
+
+    @cached_property
+    def misfits(self) -> tuple[Misfit, ...]:
+        """Where the runs that were left out lie together."""
+        return misfits(self.form.size_axis, self.runs.columns, np.flatnonzero(self.runs.weight == 0))
 
     @cached_property
     def natural_P(self) -> np.ndarray:
@@ -174,7 +182,8 @@ class Law:
         cannot tell apart, and a sentence for each axis on which the point lies outside the runs.
 
         Raises:
-            BadInput: an axis of the form is missing, not one number, or not above 0, or the answer overflows.
+            BadInput: an axis of the form is missing, not one number, or not above 0, a name is no axis, or the answer
+                overflows.
         """
         if several := [axis for axis, value in point.items() if np.size(value) != 1 or np.ndim(value)]:
             raise BadInput(
@@ -191,7 +200,8 @@ class Law:
         central = {self.form.name: float(curve.value)}
         for other in self.alternatives:
             if all(axis in point or axis in points for axis in other.form.axes):
-                central[other.form.name] = float(other.curve(point).value)
+                known = {axis: value for axis, value in point.items() if axis in other.form.columns}
+                central[other.form.name] = float(other.curve(known).value)
         return Prediction(
             target=self.target,
             value=float(curve.value),
@@ -201,13 +211,33 @@ class Law:
             curve_high=float(curve.high),
             level=self.level,
             forms=central,
-            warnings=tuple(self._doubts({axis: float(points[axis][0]) for axis in points})),
+            warnings=tuple(self._doubts({axis: float(points[axis][0]) for axis in points}, point)),
             point=point,
             law=self.id,
         )
 
-    def _doubts(self, point: Mapping[str, float]) -> list[str]:
-        return [*extrapolations(point, self.runs.ranges), *reservations(point, self.runs.columns)]
+    def _doubts(self, point: Mapping[str, float], given: Mapping[str, float]) -> list[str]:
+        """`point` has the form's axes alone, `given` is what was asked."""
+        found = [*extrapolations(point, self.runs.ranges), *reservations(point, self.runs.columns)]
+        found += [str(misfit) for misfit in self.misfits if misfit.holds(point[misfit.axis])]
+        if self.knows_tokens:
+            return found + self.unused({axis: value for axis, value in given.items() if axis not in _SAYS_TOKENS})
+        of_tokens = self.runs.tokens_per_param and {"params", "tokens"} <= set(given)
+        found += other_ratio("the law", self.runs.tokens_per_param, given)
+        return found + self.unused({axis: value for axis, value in given.items() if axis != "tokens" or not of_tokens})
+
+    @property
+    def knows_tokens(self) -> bool:
+        return bool(_SAYS_TOKENS & set(self.form.axes))
+
+    def unused(self, given: Mapping[str, float]) -> list[str]:
+        """A sentence for each of the numbers given that no answer depends on."""
+        used = self.form.axes
+        if TOKENS_PER_PARAM in used:
+            used = (*used, "tokens", "params")
+        elif "tokens" in used:
+            used = (*used, TOKENS_PER_PARAM)
+        return unused(given, used, f"the law, {self.form.expression},")
 
     def points(self, columns: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
         """Each axis of the form as (n,), and the shape that answers take."""
@@ -215,10 +245,12 @@ class Law:
         given = {name: _array(name, values) for name, values in named_columns.items()}
         if TOKENS_PER_PARAM in self.form.axes and {"tokens", "params"} <= set(given):
             given.setdefault(TOKENS_PER_PARAM, given["tokens"] / given["params"])
+        if unknown := [name for name in given if name not in self.form.columns]:
+            raise BadInput(f"{unknown[0]} is no axis: this law is {self.form.expression}, so give {_axes(self.form)}")
         missing = [axis for axis in self.form.axes if axis not in given]
         if missing:
             raise BadInput(f"this law needs {', '.join(missing)} too: it is {self.form.expression}")
-        for axis in self.form.axes:
+        for axis in given:
             usable = np.isfinite(given[axis]) & (given[axis] > 0)
             if not np.all(usable):
                 positive(axis, float(given[axis][~usable].ravel()[0]), np.inf)
@@ -252,6 +284,10 @@ class Law:
         from diloco.laws.lawfile import save
 
         save(self, path)
+
+
+def _axes(form: Form) -> str:
+    return ", ".join(form.axes)
 
 
 def _array(name: str, values: Any) -> np.ndarray:

@@ -26,7 +26,7 @@ from diloco.laws.problem import LOSSES
 from diloco.laws.quantile import t_within
 from diloco.laws.strict import build, refuse_difference, typed
 
-KIND, VERSION = "diloco-law", 3
+KIND, VERSION = "diloco-law", 4
 _CHECKSUM = "checksum"
 _NOT_A_NUMBER = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _DAMAGE = (
@@ -148,6 +148,7 @@ def from_json(record: dict[str, Any]) -> Law:
         **plain,
     )
     _check(law)
+    _check_holdout(law.holdout, len(labels))
     refuse_difference(record, to_json(law), "law")
     return law
 
@@ -177,6 +178,15 @@ def _check(law: Law) -> None:
         raise BadInput(f"runs.fitted[{row}] is {law.runs.fitted[row]:.6g} and theta gives {value[row]:.6g}")
 
 
+def _check_holdout(held: HoldOut | None, rows: int) -> None:
+    """Raises BadInput for splits of other runs than the law's."""
+    splits = held.splits if held else ()
+    places = [run for split in splits for run in split.runs] + list(held.set_aside if held else ())
+    several = any({len(split.runs)} != {*map(len, (split.predicted, split.low, split.high))} for split in splits)
+    if several or not all(0 <= run < rows for run in places):
+        raise BadInput("holdout: its runs are not those of the law, each with a prediction")
+
+
 def _check_runs(runs: Runs) -> None:
     """Raises BadInput for columns of different lengths, or numbers that no run has."""
     series = runs.columns | {"target": runs.target, "fitted": runs.fitted, "weight": runs.weight}
@@ -187,6 +197,12 @@ def _check_runs(runs: Runs) -> None:
     ratio = runs.tokens_per_param
     if ratio and not 0 < ratio.low <= ratio.middle <= ratio.high < np.inf:
         raise BadInput("runs: tokens_per_param is not a number above 0, between a least and a most")
+    if ratio and not (ratio.factor > 0 or not ratio.powers) or not all(map(np.isfinite, _relation(ratio))):
+        raise BadInput("runs: tokens_per_param follows no finite power of its axes")
+
+
+def _relation(ratio: TokenRatio | None) -> list[float]:
+    return [ratio.factor, *ratio.powers.values()] if ratio else []
 
 
 def _is_covariance(covariance_PP: np.ndarray, known: bool) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from diloco.laws.arguments import counted, named
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
 from diloco.laws.holdout import HoldOut
+from diloco.laws.relations import listed, relations
 from diloco.laws.rows import Rows
 from diloco.laws.spread import COLLINEAR, FEW_LEVELS
 
@@ -60,6 +63,16 @@ def _design_notes(certificate: Certificate) -> list[str]:
     return notes
 
 
+def relation_notes(columns: Mapping[str, np.ndarray]) -> list[str]:
+    """For an axis of the form that follows several others; of one that follows one, the certificate tells."""
+    return [
+        f"{follows.axis} goes with {follows.leaders} together in the runs ({follows}): only predictions that keep this "
+        f"relation hold; add runs off it"
+        for follows in relations(columns)
+        if len(follows.powers) > 1
+    ]
+
+
 def _solver_notes(certificate: Certificate) -> list[str]:
     """How far the optimum and the noise are known."""
     notes = []
@@ -90,12 +103,11 @@ def _follows(certificate: Certificate) -> bool:
 
 
 def _confounded_sentence(names: tuple[str, ...]) -> str:
-    *others, last = names
-    listed = f"{', '.join(others)} and {last}" if others else last
+    last = names[-1]
     return (
-        f"{listed} cannot be told apart: moving them together changes none of the law's values, so that only what they "
-        f"come to together is determined and none has an interval; leave one out of the form, or give it with "
-        f"{named('fixed', {last: 1.0})}"
+        f"{listed(names)} cannot be told apart: moving them together changes none of the law's values, so that only "
+        f"what they come to together is determined and none has an interval; leave one out of the form, or give it "
+        f"with {named('fixed', {last: 1.0})}"
     )
 
 
@@ -134,19 +146,19 @@ def rival_note(rival_rows: tuple[int, ...], left_out: dict[int, float], rows: Ro
 def set_aside_notes(holdout: HoldOut, left_out: Iterable[int], rows: Rows) -> list[str]:
     """Which runs that the fit left out are no test of it, with both errors; and which are one all the same."""
     notes = []
-    for split in [split for split in holdout.splits if split.set_aside][:1]:
-        which = [i for i in holdout.set_aside if i in split.runs]
+    tested = {i for split in holdout.splits for i in split.runs}
+    if aside := sorted(tested & {*holdout.set_aside}):
+        count = len(holdout.splits)
+        with_all = sum(split.mean_error_with_all_pct for split in holdout.splits) / count
         notes.append(
-            f"the hold-out sets aside {rows.named(which)}, which the fit left out: fitted up to {holdout.size_axis} "
-            f"{split.trained_to:.4g}, the law is {percent(split.mean_error_pct)} off the other larger "
-            f"{'run' if split.tested == 1 else 'runs'} and {percent(split.mean_error_with_all_pct)} with "
-            f"{'that one' if len(which) == 1 else 'those'}"
+            f"the hold-out sets aside {rows.named(aside)}, which the fit left out: in the mean over its "
+            f"{counted(count, 'split')} the law is {percent(holdout.error_pct)} off the other larger runs and "
+            f"{percent(with_all)} with {'that one' if len(aside) == 1 else 'those'}"
         )
-    tested = {i for split in holdout.splits for i in split.runs} - {*holdout.set_aside}
-    if counted_in := sorted(tested & {*left_out}):
+    if counted_in := sorted((tested & {*left_out}) - {*holdout.set_aside}):
         notes.append(
-            f"the hold-out counts {rows.named(counted_in)} all the same: the fit left out most runs of that size or "
-            "larger, so that the law may be what is wrong there"
+            f"the hold-out counts {rows.named(counted_in)} all the same: at their place, or from there on, the fit "
+            "left out most runs, so that the law may be what is wrong there"
         )
     return notes
 

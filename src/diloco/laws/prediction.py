@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
-from diloco.laws.spread import COLLINEAR, FEW_LEVELS, is_level, levels, moves_with
+from diloco.laws.relations import ON_RELATION, relations
+from diloco.laws.spread import FEW_LEVELS, is_level, levels
 
 _FAR = 10.0
 """Times the largest run, or below the smallest, from which on a prediction is called far."""
-
-_OFF_RELATION = 0.05
-"""In logs: how far from a relation between two axes a question is still on it."""
 
 
 class Curve(NamedTuple):
@@ -77,9 +74,9 @@ def reservations(point: Mapping[str, float], columns: Mapping[str, np.ndarray]) 
     Args:
         columns: of the runs, per axis (n,).
     """
-    logs = {axis: np.log(values) for axis, values in columns.items() if axis in point}
+    known_axes = [axis for axis in columns if axis in point]
     found = []
-    for axis in logs:
+    for axis in known_axes:
         known = levels(columns[axis])
         if known.size < FEW_LEVELS and not is_level(known, point[axis]).any():
             seen = " and ".join(f"{value:.4g}" for value in known)
@@ -87,15 +84,22 @@ def reservations(point: Mapping[str, float], columns: Mapping[str, np.ndarray]) 
                 f"{axis} was {seen} in the runs and never between or beyond, so its effect at {point[axis]:.4g} is the "
                 "form's guess"
             )
-    for a, b in combinations(logs, 2):
-        together = moves_with(columns[a], columns[b])
-        if abs(together) > COLLINEAR:
-            slope, start = np.polyfit(logs[a], logs[b], 1)
-            off = logs[b] - slope * logs[a] - start
-            here = float(np.log(point[b]) - slope * np.log(point[a]) - start)
-            if abs(here) > max(np.abs(off).max(), _OFF_RELATION):
-                found.append(
-                    f"{a} and {b} moved together in the runs, and {b} {point[b]:.4g} is {np.exp(here):.3g} times what "
-                    f"went with {a} {point[a]:.4g}: the law cannot say which of them did what"
-                )
+    for follows in relations({axis: columns[axis] for axis in known_axes}):
+        times = point[follows.axis] / follows.at(point)
+        if abs(np.log(times)) > max(follows.off, ON_RELATION):
+            where = " and ".join(f"{name} {point[name]:.4g}" for name in follows.powers)
+            found.append(
+                f"{follows.axes} moved together in the runs, and {follows.axis} {point[follows.axis]:.4g} is "
+                f"{times:.3g} times what went with {where}: the law cannot say which of "
+                "them did what"
+            )
     return found
+
+
+def unused(point: Mapping[str, float], axes: Sequence[str], whose: str) -> list[str]:
+    """A sentence for each number that was given and that `whose` law, of these axes, does not know."""
+    return [
+        f"{axis} {value:.4g} does not change the answer: {whose} does not know {axis}"
+        for axis, value in point.items()
+        if axis not in axes
+    ]

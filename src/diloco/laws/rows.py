@@ -13,11 +13,14 @@ import numpy as np
 
 from diloco.errors import BadInput
 from diloco.laws import axes as ax
-from diloco.laws.arguments import mapping, named
+from diloco.laws.arguments import MOST, mapping, named
 from diloco.laws.tables import read_table
 
 _SHOWN = 6
 """Rows named in a message before it says how many more there are."""
+
+_NOMINAL = math.log(1.25)
+"""How far a nominal size, such as 35M, may be from the counted one."""
 
 _NOT_IDENTITY = ("run", "seconds")
 """Columns that may differ between two copies of one run."""
@@ -85,10 +88,7 @@ class Rows:
         if name == ax.TOKENS_PER_PARAM and name not in self.numbers and {"tokens", "params"} <= set(self.numbers):
             return self.column("tokens") / self.column("params")
         if name not in self.numbers:
-            raise BadInput(
-                f"the rows have no numeric column '{name}', only {self._columns()}: say which one it is, as in "
-                f"{named('rename', {name: 'its_name_there'})}"
-            )
+            raise BadInput(f"the rows have no numeric column '{name}', only {self._columns()}: {self._which(name)}")
         values = self.numbers[name]
         bad = [(i, _why(values[i], name)) for i in self.unusable(name)]
         if bad:
@@ -129,6 +129,16 @@ class Rows:
             cells |= {name: values[i] for name, values in self.texts.items()}
             lines.append(json.dumps(cells, sort_keys=True))
         return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+    def _which(self, name: str) -> str:
+        """How to say which column is `name`: those that look like it, where it is the loss."""
+        likely = [header for header in self.headers if self._may_be_loss(header)] if name == ax.LOSS else []
+        others = f", or {' or '.join(likely[1:])}" if likely[1:] else ""
+        return f"name yours with {named('rename', {name: (likely or ['COLUMN'])[0]})}{others}"
+
+    def _may_be_loss(self, header: str) -> bool:
+        name = self.headers[header]
+        return name in self.numbers and name not in ax.NUMBERS and bool(ax.LIKE_A_LOSS.search(name))
 
     def _columns(self) -> str:
         return ", ".join(sorted({*self.numbers, *self.texts}))
@@ -258,10 +268,10 @@ def _rename_notes(found: list[str], rename: dict[str, str]) -> list[str]:
 
 
 def _problems(rows: Rows, target: str) -> list[tuple[int, str]]:
-    if target not in rows.numbers and ax.STATUS not in rows.texts:
+    status, done = rows.texts.get(ax.STATUS), rows.numbers.get(ax.FRACTION_DONE)
+    if target not in rows.numbers and not (status and all(_unfinished(word, status) for word in status)):
         rows.column(target)
     values = rows.numbers.get(target, np.full(len(rows), math.nan))
-    status, done = rows.texts.get(ax.STATUS), rows.numbers.get(ax.FRACTION_DONE)
     problems, seen = [], {}
     for i in range(len(rows)):
         key = _identity(rows, i)
@@ -296,6 +306,21 @@ def _bad_axis(rows: Rows, index: int) -> str:
         # No bytes sent, no overlap, no outer step: a zero that says something, refused only where a form uses it.
         if value < 0 or math.isinf(value) or (value == 0 and name in never_0):
             return _why(value, name)
+        if name in ax.AXES and value and (value < 1 / MOST or value > MOST):
+            return f"{name} is {value:g}, which no run has"
+    return _contradiction(rows, index)
+
+
+def _contradiction(rows: Rows, index: int) -> str:
+    """Two columns of a row that cannot both be right; a size may be nominal, and counted in any of the ways."""
+    found = {name: float(values[index]) for name, values in rows.numbers.items() if _usable(values[index])}
+    sizes = [found[name] for name in ax.SIZES if name in found]
+    tokens, ratio = found.get("tokens"), found.get(ax.TOKENS_PER_PARAM)
+    if tokens and ratio and sizes and min(abs(math.log(tokens / ratio / size)) for size in sizes) > _NOMINAL:
+        return f"tokens_per_param is {ratio:g}, and tokens over params are {tokens / sizes[0]:.4g}"
+    for part in ax.SIZES[1:]:
+        if part in found and found[part] > found.get("params", math.inf) * math.exp(_NOMINAL):
+            return f"{part} is {found[part]:g}, more than params, {found['params']:g}"
     return ""
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from diloco.errors import BadInput
 from diloco.laws import published as pub
-from diloco.laws.arguments import positive
-from diloco.laws.axes import TOKENS_PER_PARAM
-from diloco.laws.budget import tokens_of
+from diloco.laws.arguments import MOST, named, positive
+from diloco.laws.axes import AXES, TOKENS_PER_PARAM
+from diloco.laws.budget import other_ratio, tokens_of
 from diloco.laws.hyperparameters import HyperparameterLaws
 from diloco.laws.law import Law
-from diloco.laws.prediction import Prediction, extrapolations
+from diloco.laws.prediction import Prediction, extrapolations, unused
 from diloco.laws.report import finite
 
 RULES = ("article", "paper")
@@ -55,27 +56,46 @@ def recommend(
         tokens: of the run; left out, as many per parameter as the rule's runs had, or 20 where that is not known. A
             warning says which.
         hyperparameters: where a fitted law's learning rates and batch come from.
-        further: other axes of a fitted law, such as `sync_every`.
+        further: other axes of a fitted law, such as `sync_every`; or `tokens_per_param` in place of `tokens`.
 
     Raises:
-        BadInput: an unknown rule, a number that is not above 0, or an axis that the law needs.
+        BadInput: an unknown rule, a number that is not above 0, a name that is no axis, or an axis that the law needs.
     """
     params, replicas = positive("params", params), positive("replicas", replicas)
-    if tokens is None and TOKENS_PER_PARAM in further:
-        tokens = further[TOKENS_PER_PARAM] * params
-    tokens = positive("tokens", tokens) if tokens is not None else None
+    further = {name: positive(name, value) for name, value in further.items()}
+    tokens = _tokens(params, tokens, further)
     if isinstance(rule, Law):
         return _fitted(rule, {"params": params, "replicas": replicas} | further, tokens, hyperparameters)
-    if rule == "paper":
-        return _paper(params, replicas, tokens)
-    if rule == "article":
-        return _article(params, replicas, tokens)
+    if rule in RULES:
+        if unknown := [name for name in further if name not in AXES]:
+            raise BadInput(f"{unknown[0]} is no axis: give one of {', '.join(AXES)}")
+        further.pop(TOKENS_PER_PARAM, None)
+        said = _paper(params, replicas, tokens) if rule == "paper" else _article(params, replicas, tokens)
+        return replace(said, warnings=(*said.warnings, *unused(further, (), f"the {rule}'s rule")))
     raise BadInput(f"rule '{rule}' is not known: use {' or '.join(RULES)}, or a law file that `diloco fit` wrote")
+
+
+def _tokens(params: float, tokens: float | None, further: Mapping[str, float]) -> float | None:
+    """As they were given, in either way. Raises BadInput for both, and for more than any run has."""
+    if tokens is not None and TOKENS_PER_PARAM in further:
+        raise BadInput(
+            f"{named('tokens', tokens)} beside tokens_per_param {further[TOKENS_PER_PARAM]:g} is one too many: give one"
+        )
+    if TOKENS_PER_PARAM not in further:
+        return None if tokens is None else positive("tokens", tokens)
+    ratio = further[TOKENS_PER_PARAM]
+    if ratio * params > MOST:
+        raise BadInput(
+            f"tokens_per_param {ratio:g} at params {params:g} makes {ratio * params:.3g} tokens, which no run has: "
+            "give fewer"
+        )
+    return ratio * params
 
 
 def _paper(params: float, replicas: float, tokens: float | None) -> Recommendation:
     law = pub.paper_law()
-    others = _other_ratio("the paper's law", law, params, tokens)
+    asked = {"params": params} | ({} if tokens is None else {"tokens": tokens})
+    others = other_ratio("the paper's law", law.runs.tokens_per_param, asked)
     tokens, where_from = tokens_of(params, tokens, law.runs.tokens_per_param, "the paper's runs")
     refit = law.predict(params=params, replicas=replicas)
     value = pub.published_law("paper:table10:loss:joint").predict(params, replicas)
@@ -110,6 +130,7 @@ def _paper_misses() -> tuple[float, float]:
 
 def _article(params: float, replicas: float, tokens: float | None) -> Recommendation:
     law = pub.article_law()
+    ignored = [] if tokens is None else unused({"tokens": tokens}, (), "the article's rule")
     tokens, where_from = tokens_of(params, tokens, None, "the article's rules")
     off = max(abs(math.log(a / b)) for a, b in zip(law.runs.target, law.runs.fitted, strict=True))
     return Recommendation(
@@ -126,6 +147,7 @@ def _article(params: float, replicas: float, tokens: float | None) -> Recommenda
             "the article prints no alpha: it is set here by the paper's Table 4, which the article's exponents still "
             f"miss by up to {100 * math.expm1(off):.0f}%, so no interval is given",
             *where_from,
+            *ignored,
         ),
     )
 
@@ -133,13 +155,10 @@ def _article(params: float, replicas: float, tokens: float | None) -> Recommenda
 def _fitted(
     law: Law, point: dict[str, float], tokens: float | None, hyperparameters: HyperparameterLaws | None
 ) -> Recommendation:
-    others = _other_ratio("the law", law, point["params"], tokens)
-    tokens, where_from = tokens_of(point["params"], tokens, law.runs.tokens_per_param)
-    point = point | {"tokens": tokens}
-    used = {axis: value for axis, value in point.items() if axis in (*law.form.axes, "params", "tokens", "replicas")}
-    answer: Prediction = law.predict(**used)
+    tokens, where_from = tokens_of(point["params"], tokens, law.runs.tokens_per_param, replicas=point["replicas"])
+    answer: Prediction = law.predict(**_asked(law, point, tokens, bool(where_from)))
     rates: dict[str, float | None] = {}
-    warnings = [*answer.warnings, *where_from, *others]
+    warnings = [*answer.warnings, *where_from]
     if hyperparameters is not None:
         rates = hyperparameters.predict(point["params"], point["replicas"])
         swept = [best.params for best in hyperparameters.optima]
@@ -164,12 +183,14 @@ def _fitted(
     )
 
 
-def _other_ratio(name: str, law: Law, params: float, tokens: float | None) -> list[str]:
-    """Where a law that does not know tokens is asked about more or fewer per parameter than its runs had."""
-    ratio, knows_tokens = law.runs.tokens_per_param, {"tokens", TOKENS_PER_PARAM} & set(law.form.axes)
-    if ratio is None or tokens is None or knows_tokens or ratio.has(tokens / params):
-        return []
-    return [f"{name} holds at {ratio} tokens per parameter, not at {tokens / params:.3g}"]
+def _asked(law: Law, point: Mapping[str, float], tokens: float, taken: bool) -> dict[str, float]:
+    """What a law is asked: not what it does not know and nobody said, being `taken` tokens or one replica."""
+    axes, unsaid = law.form.axes, {"params", TOKENS_PER_PARAM} | ({"replicas"} if point["replicas"] == 1 else set())
+    asked = {axis: value for axis, value in point.items() if axis in axes or axis not in unsaid}
+    if TOKENS_PER_PARAM in axes:
+        return asked | {"params": point["params"], "tokens": tokens}
+    has_ratio = law.runs.tokens_per_param is not None and "params" in axes
+    return asked | ({"tokens": tokens} if "tokens" in axes or (has_ratio and not taken) else {})
 
 
 def _or_nan(value: float | None) -> float:

@@ -17,8 +17,7 @@ _SAME_LEVEL = 1e-6
 def levels(values: np.ndarray) -> np.ndarray:
     """The different values of an axis, ascending; values closer than rounding are one."""
     ordered = np.sort(values)
-    first = np.concatenate([[True], np.diff(np.log(ordered)) > _SAME_LEVEL])
-    return ordered[first]
+    return ordered[np.diff(np.log(ordered), prepend=-np.inf) > _SAME_LEVEL]
 
 
 def is_level(values: np.ndarray, level: float) -> np.ndarray:
@@ -29,6 +28,11 @@ def is_level(values: np.ndarray, level: float) -> np.ndarray:
 def up_to(values: np.ndarray, level: float) -> np.ndarray:
     """(n,) bool: which values are this level, but for rounding, or below it."""
     return np.log(values / level) < _SAME_LEVEL
+
+
+def from_level(values: np.ndarray, level: float) -> np.ndarray:
+    """(n,) bool: which values are this level, but for rounding, or beyond it."""
+    return np.log(values / level) > -_SAME_LEVEL
 
 
 def moves_with(a: np.ndarray, b: np.ndarray) -> float:

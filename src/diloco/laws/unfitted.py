@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from diloco.laws import axes as ax
 from diloco.laws.arguments import named, speaks_flags
-from diloco.laws.budget import ONE_RATIO
+from diloco.laws.budget import ONE_RATIO, SANE_RATIO, TokenRatio
 from diloco.laws.forms import Form
+from diloco.laws.relations import relation
 from diloco.laws.rows import Rows
-from diloco.laws.spread import COLLINEAR, moves_with
 
 WATCHED = ("params", "tokens", "replicas", "sync_every", "fragments", "overlap")
 """Axes that the general forms take up where they vary. Learning rates and batches are tuned per run: not among them."""
@@ -19,6 +20,9 @@ WATCHED = ("params", "tokens", "replicas", "sync_every", "fragments", "overlap")
 _TUNED = ("inner_lr", "batch_tokens", "outer_lr")
 _SWEPT_VALUES = 3
 """Values of a tuned column at one point of the other axes, from which on the table is a sweep."""
+
+_TOLD = tuple(dict.fromkeys((*ax.SIZES, *WATCHED)))
+"""Axes that are never left out of a form without a word. Tuned ones go with the size: that is what tuning is."""
 
 _NO_CAUSE = (ax.LOSS, ax.LOSS_SE, ax.WEIGHT, ax.FRACTION_DONE, "seed", "bytes_sent", "seconds", "")
 """Numbers that are no cause of a loss, or are meant to vary."""
@@ -28,6 +32,9 @@ _REMARKS = ("source", "note", "notes", "comment", "date", "user", "host", "hostn
 
 _EXPLAINED = 0.95
 """Share of a column's variance that the form's axes must explain for it to follow them."""
+
+_OF_LOSS = re.compile(r"loss|perplexity|ppl|pct|percent|accuracy|(^|_)(acc|score|bp[bc]|nll|error|gap|diff|delta)(_|$)")
+"""In the name of a column that comes out of a run, unless its values come again, as those of a setting do."""
 
 _SAME = 1e-9
 _LISTED = 8
@@ -46,21 +53,39 @@ def unfitted_notes(rows: Rows, form: Form, target: str) -> list[str]:
     return [*notes, _varied_note(rows, varied)] if varied else notes
 
 
-def together_note(rows: Rows, form: Form) -> list[str]:
-    """For a form that knows one of params and tokens, where these two move as one."""
-    known = {"params", "tokens"} & set(form.axes)
-    usable = rows.varying(["params", "tokens"])
-    if len(known) != 1 or len(usable) < 2 or {ax.TOKENS_PER_PARAM, "flops"} & set(form.axes):
+def together_notes(rows: Rows, form: Form, target: str) -> list[str]:
+    """For each axis that the form does not know and that moves as one with those it does."""
+    columns = {axis: rows.column(axis) for axis in form.axes}
+    known = {*_determined(form), target}
+    notes = []
+    for name in rows.varying([name for name in _TOLD if name not in known]):
+        follows = relation(name, columns | {name: rows.column(name)}, form.axes, _EXPLAINED)
+        if follows and len(follows.powers) == 1:
+            # The one that people think of as following: tokens = 20 * params, whichever the form knows.
+            first, last = sorted((name, follows.leaders), key=[*_TOLD, *form.axes].index)
+            follows = relation(last, columns | {name: rows.column(name)}, [first], _EXPLAINED)
+        if follows:
+            exactly = follows.off < ONE_RATIO
+            how = f"{follows}, as in every run" if exactly else f"the runs' own relation, about {follows}"
+            notes.append(f"the law holds only along {how}: what {follows.axes} each do was not varied apart")
+    return notes
+
+
+def unit_notes(ratio: TokenRatio | None) -> list[str]:
+    """Where tokens and parameters are so unlike in number that their units must be."""
+    if ratio is None or (SANE_RATIO[0] <= ratio.high and ratio.low <= SANE_RATIO[1]):
         return []
-    params, tokens = rows.column("params"), rows.column("tokens")
-    if moves_with(params, tokens) < COLLINEAR:
-        return []
-    ratio = tokens / params
-    if np.ptp(np.log(ratio)) < ONE_RATIO:
-        relation = f"tokens = {np.median(ratio):.3g} * params, as in every run"
-    else:
-        relation = f"the runs' own relation, {ratio.min():.3g} to {ratio.max():.3g} tokens per parameter"
-    return [f"the law holds only along {relation}: what tokens and params each do was not varied apart"]
+    return [
+        f"the runs have {ratio} tokens per parameter: are tokens counted in other units, such as billions, than params?"
+    ]
+
+
+def _determined(form: Form) -> set[str]:
+    """What the form's axes know by definition: a size counted in another way, tokens by their number per parameter."""
+    known = set(form.axes)
+    known |= set(ax.SIZES) if known & set(ax.SIZES) else set()
+    two_of_three = len(known & {"params", "tokens", "flops"}) > 1 or {"params", ax.TOKENS_PER_PARAM} <= known
+    return known | ({"params", "tokens"} if two_of_three else set())
 
 
 def constant_note(target: str, values: np.ndarray) -> list[str]:
@@ -114,7 +139,10 @@ def _sweep_note(rows: Rows, swept: dict[str, int]) -> str:
 
 
 def _varied(rows: Rows, form: Form, known: set[str]) -> list[str]:
-    """Numeric columns that vary and do not follow the form's axes; inputs that laws know first."""
+    """Numeric columns that vary and do not follow the form's axes; inputs that laws know first.
+
+    Without those that come out of a run: another value in most rows, and signed or named after a result.
+    """
     logs = [np.log(rows.column(axis)) for axis in form.axes]
     design = np.stack([np.ones(len(rows)), *logs], axis=1)
     if {"params", "tokens"} <= set(rows.numbers):
@@ -124,6 +152,9 @@ def _varied(rows: Rows, form: Form, known: set[str]) -> list[str]:
     for name in sorted(names, key=lambda name: name not in ax.INPUTS):
         values = rows.numbers[name]
         some = np.isfinite(values)
+        measured = np.unique(values[some]).size > some.sum() / 2
+        if measured and ((values[some] < 0).any() or _OF_LOSS.search(name)):
+            continue
         if not some.any() or np.ptp(values[some]) <= _SAME * np.abs(values[some]).max() or _is_counter(values):
             continue
         y = np.log(values[some]) if (values[some] > 0).all() else values[some]
@@ -158,13 +189,16 @@ def _varied_note(rows: Rows, varied: dict[str, str]) -> str:
     first = next(iter(varied))
     value = next(cell for cell in rows.texts[first] if cell) if first in rows.texts else np.nanmax(rows.numbers[first])
     keep = named("where", {first: value if isinstance(value, str) else float(value)})
+    axes = [name for name in varied if name in rows.numbers and not rows.unusable(name)]
     if len(varied) == 1:
         vary = f"varies from {varied[first]}" if first in rows.numbers else f"varies ({varied[first]})"
-        counted_as = "its effect is counted as noise; add it, or keep one value with"
-        return f"{first} {vary} and is not in the form: {counted_as} {keep}"
+        add = "add it, or " if axes else ""
+        return f"{first} {vary} and is not in the form: its effect is counted as noise; {add}keep one value with {keep}"
     shown = ", ".join(f"{name} ({what})" for name, what in list(varied.items())[:_LISTED])
     more = f" and {len(varied) - _LISTED} more" if len(varied) > _LISTED else ""
+    which = "those that matter" + (f" of {', '.join(axes[:_LISTED])}" if len(axes) < len(varied) else "")
+    add = f"add {which}, or " if axes else ""
     return (
-        f"{shown}{more} vary and are not in the form: their effect is counted as noise; add those that matter, or keep "
-        f"one value of each, as in {keep}"
+        f"{shown}{more} vary and are not in the form: their effect is counted as noise; {add}keep one value of each, "
+        f"as in {keep}"
     )

@@ -13,7 +13,7 @@ from diloco.plan.ideal import Breakdown
 from diloco.plan.levers import advice
 from diloco.plan.loss import Loss
 from diloco.plan.memory import memory
-from diloco.plan.notes import notes, without_effect
+from diloco.plan.notes import doubtful, notes, without_effect
 from diloco.plan.question import LABELS, Question, Settled, methods
 from diloco.plan.run import Run
 from diloco.plan.verdict import verdict
@@ -119,7 +119,7 @@ class Answer:
     advice: str = ""
     """The option that would help most."""
     warnings: tuple[str, ...] = ()
-    """Options that have no effect."""
+    """Options that have no effect, or that hardly anybody means."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -152,8 +152,8 @@ def answer(question: Question) -> Answer:
     lines = {name: _line(question, name, settled) for name, settled in methods(question).items()}
     last = list(lines.values())[-1]
     return Answer(
-        question, lines, verdict(question, lines), advice(question, last.run), without_effect(question),
-        tuple(notes(question, lines)),
+        question, lines, verdict(question, lines), advice(question, last.run),
+        without_effect(question) + doubtful(question), tuple(notes(question, lines)),
     )  # fmt: skip
 
 

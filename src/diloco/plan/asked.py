@@ -18,10 +18,11 @@ from diloco.plan.hardware import ASSUMED_MFU, TCP_FRAMING, Chip, Cluster, Link, 
 from diloco.plan.loss import PAPER, LossLaw, open_law
 from diloco.plan.measured import measured_speed
 from diloco.plan.model import ModelShape, get_model
+from diloco.plan.nearest import accepted_instead
 from diloco.plan.question import STREAMING_CODEC, Question
 from diloco.plan.run import Island
 from diloco.plan.schedule import schedule
-from diloco.units import format_count, format_number, parse_count, parse_duration, parse_share, parse_usd
+from diloco.units import format_count, format_number, format_tokens, parse_count, parse_duration, parse_share, parse_usd
 
 T = TypeVar("T")
 
@@ -102,7 +103,19 @@ _NAMED = re.compile(rf"(^| and )({'|'.join(_FLAGS)}) is ")
 
 
 def read_question(asked: Asked) -> Question:
-    """Raises BadInput, naming the option and the nearest value that is sensible, for a question that has no answer."""
+    """Raises BadInput, naming the option and the nearest value that is accepted, for a question that has no answer."""
+    try:
+        return _speaking(asked)
+    except BadInput as error:
+
+        def sites() -> list[Site]:
+            return _sites(asked, catalogue(asked.hardware or None))
+
+        raise BadInput(accepted_instead(asked, str(error), sites, _speaking)) from error
+
+
+def _speaking(asked: Asked) -> Question:
+    """The question; refusals name options as they are written."""
     try:
         return _read(asked)
     except BadInput as error:
@@ -115,9 +128,9 @@ def _read(asked: Asked) -> Question:
     sites = tuple(_sites(asked, known))
     between = _between(asked, known, sites)
     said = [model_sentence(model)]
-    law = open_law(asked.law)
-    tokens = _tokens(asked, law, model, said)
+    law = _about("--law", asked.law, lambda: open_law(asked.law))
     replicas = _replicas(asked, sites, said)
+    tokens = _tokens(asked, law, model, replicas, said)
     question = Question(
         model=model,
         cluster=Cluster(sites, between),
@@ -159,10 +172,10 @@ def _model(asked: Asked) -> ModelShape:
     return get_model(asked.params, asked.seq_len)
 
 
-def _tokens(asked: Asked, law: LossLaw, model: ModelShape, said: list[str]) -> float:
+def _tokens(asked: Asked, law: LossLaw, model: ModelShape, replicas: int, said: list[str]) -> float:
     if asked.tokens:
         return parse_count(asked.tokens, "--tokens", "140b")
-    tokens, why = law.tokens(model.params)
+    tokens, why = law.tokens(model.params, replicas)
     said.append(f"{why}: {format_count(tokens)}")
     return tokens
 
@@ -181,7 +194,7 @@ def _sites(asked: Asked, known: Catalogue) -> list[Site]:
         count, chips = int(match[1] or 1), int(match[2])
         near = f"{min(max(count, 1), SITES_MOST)}x{min(max(chips, 1), CHIPS_MOST)}x{match[3]}"
         if not (1 <= count <= SITES_MOST and 1 <= chips <= CHIPS_MOST):
-            raise BadInput(f"--sites is {asked.sites!r}, which has {count} sites of {chips} chips: give {near}")
+            raise BadInput(f"--sites is {asked.sites!r}, which has {count} x {chips} chips: give {near}")
         site = _about("--sites", asked.sites, lambda: known.site(match[3], chips, inside))  # noqa: B023
         found += [replace(site, chip=_priced(site.chip, asked.price))] * count
     return found
@@ -216,25 +229,26 @@ def _speeds(asked: Asked, sites: tuple[Site, ...]) -> dict[str, Speed]:
             raise BadInput(f"--mfu is {asked.mfu} and --measured is {asked.measured}: give one of them")
         return {name: measured_speed(asked.measured, chip) for name, chip in chips.items()}
     mfu = parse_share(asked.mfu, "--mfu") if asked.mfu else ASSUMED_MFU
-    return {name: assumed_speed(chip, mfu=mfu) for name, chip in chips.items()}
+    return {
+        name: _about("--hardware", asked.hardware, lambda: assumed_speed(chip, mfu=mfu))  # noqa: B023
+        for name, chip in chips.items()
+    }
 
 
 def _batch(asked: Asked, law: LossLaw, model: ModelShape, replicas: int, tokens: float, said: list[str]) -> float:
     if asked.batch_tokens:
         batch = parse_count(asked.batch_tokens, "--batch-tokens", "512k")
         if batch < replicas:
-            near = replicas * model.seq_len
+            near = format_number(min(replicas * model.seq_len, tokens)).replace(",", "")
             many = format_number(batch)
             raise BadInput(f"--batch-tokens is {many}, less than one for each replica: give {near}, a sequence each")
         if batch > tokens:
-            run = format_count(tokens)
-            raise BadInput(
-                f"--batch-tokens is {format_number(batch)}, more than the run's {run} tokens: give at most that"
-            )
+            run = format_tokens(tokens)
+            raise BadInput(f"--batch-tokens is {format_number(batch)}, more than the run's {run}: give at most that")
         return batch
     batch = min(whole_sequences(law.batch_tokens(model.params, replicas), model, replicas), tokens)
     source = law.name if law.law is None else PAPER
-    said.append(f"batch: {format_count(batch)} tokens a step, by the {source}'s rule for M = {replicas}")
+    said.append(f"batch: {format_tokens(batch)} a step, by the {source}'s rule for M = {replicas}")
     return batch
 
 

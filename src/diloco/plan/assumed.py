@@ -14,7 +14,7 @@ def model_sentence(model: ModelShape) -> str:
     name = "" if model.name == size else f" ({model.name})"
     return (
         f"model: {size} parameters{name} in {format_things(model.layers, 'layer')} of width {model.width:,}, sequences "
-        f"of {model.seq_len:,} tokens; {model.source}"
+        f"of {format_things(model.seq_len, 'token')}; {model.source}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from diloco.errors import BadInput
-from diloco.plan.hardware import Chip, Link, Site
+from diloco.plan.hardware import PRECISIONS, Chip, Link, Site
 from diloco.plan.toml import read_toml
 from diloco.units import parse_bandwidth, parse_bytes, parse_count, parse_duration, parse_flop_per_s, parse_usd
+
+_RATE = re.compile(r"([0-9.]+(?=,\s*[0-9.]+\s*[num]?s$)|.*?[a-zA-Z]\s*|[^,]*)(?:(,)(.*))?", re.DOTALL)
+"""A rate, whose digits a comma may part, and what follows the comma after its unit, or after a number before a time."""
 
 DEFAULT_INSIDE = "infiniband-ndr"
 """Between the servers of a site, where nothing else is said."""
@@ -40,8 +44,8 @@ class Catalogue:
         """`10gbit,20ms`, `10gbit`, or a name such as `wan-10g`. Raises BadInput for anything else."""
         if text.strip().lower() in self.links:
             return self.link(text)
-        rate, comma, latency = text.partition(",")
-        if not any(character.isdigit() for character in rate[:1]) and not comma:
+        rate, comma, latency = _RATE.fullmatch(text.strip()).groups()
+        if not re.match(r"[+-]?\.?[0-9]", rate) and not comma:
             return self.link(text)
         gbit_per_s = parse_bandwidth(rate, option, "10gbit,20ms")
         latency_s = parse_duration(latency, f"latency of {option}", "20ms", zero=True) if comma else 0.0
@@ -90,6 +94,7 @@ def catalogue(path: str | None = None) -> Catalogue:
     return Catalogue(chips, links, own)
 
 
+_LISTED = ", ".join(PRECISIONS)
 _CHIP = {"memory", "memory_bandwidth", "power_w", "peak"}
 _CHIP_MAY = {"label", "usd_per_h", "price_date", "node_chips", "node_link", "source", "date"}
 _LINK, _LINK_MAY = {"bandwidth"}, {"latency", "label", "source", "date"}
@@ -119,6 +124,9 @@ def _peaks(value: Any, place: str) -> dict[str, float]:
     if not isinstance(value, dict) or not value:
         raise BadInput(f"{place} is {value!r}: give FLOP/s by precision, as {{ bf16 = '989 TFLOP/s' }}")
     for precision, speed in value.items():
+        if precision not in PRECISIONS:
+            near = difflib.get_close_matches(precision, PRECISIONS, n=1, cutoff=0)[0]
+            raise BadInput(f"{place} has an unknown precision {precision!r}: write {near!r}, or one of {_LISTED}")
         if not isinstance(speed, str) or speed.strip()[-1:].isdigit():
             raise BadInput(f"{place}.{precision} is {speed!r}, without a unit: write it as '989 TFLOP/s'")
     return {precision: parse_flop_per_s(speed, f"{place}.{precision}") for precision, speed in value.items()}

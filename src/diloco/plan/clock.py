@@ -9,9 +9,12 @@ Per inner step, for a replica of c chips = d data shards x t tensor x p pipeline
     bubble     (p - 1) / micro-batches of both
 
 Per round of one of P fragments, f = bytes over the link + latency + coding; an overlap of tau steps hides tau steps of
-it, and however long the overlap, P f must go through in H steps:
+it, and however long the overlap, P f_link must go through in H steps. Where a result is needed before the next fragment
+is sent (tau < H / P),
 
     waiting in H steps = max( P max(0, f - tau step), P f_link - H step )
+
+and where more are under way, `diloco.plan.queueing` has it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from dataclasses import dataclass, replace
 from diloco.errors import BadInput
 from diloco.plan.hardware import Link, Site
 from diloco.plan.ideal import Breakdown
+from diloco.plan.queueing import waiting_s
 from diloco.plan.run import Run
 
 WIRE_BYTES = 2
@@ -67,8 +71,7 @@ class Step:
 def clock(run: Run) -> Breakdown:
     """Where the seconds of the whole run go."""
     step, one = inner_step(run), outer_round(run)
-    waiting_s = waiting_per_step_s(run, step, one)
-    share = waiting_s / one.total_s if one.total_s else 0.0
+    share = waiting_per_step_s(run, step, one) / one.total_s if one.total_s else 0.0
     return Breakdown(
         steps=run.steps,
         compute_s=run.steps * step.compute_s,
@@ -76,6 +79,7 @@ def clock(run: Run) -> Breakdown:
         between_s=run.steps * share * (one.link_s + one.latency_s),
         codec_s=run.steps * share * one.codec_s,
         bubble_s=run.steps * step.bubble_s,
+        busy=_busy(run, step),
     )
 
 
@@ -87,6 +91,17 @@ def inner_step(run: Run) -> Step:
 def site_steps(run: Run) -> list[Step]:
     """Of each of `Cluster.kinds`."""
     return [_site_step(run, site) for site in run.cluster.kinds]
+
+
+def _busy(run: Run, slowest: Step) -> float:
+    """Computing of all chips over what it would be if each computed for as long as those of the slowest site."""
+    if len(run.cluster.kinds) == 1:
+        return 1.0
+    chip_s = sum(
+        count * site.chips * step.compute_s
+        for (site, count), step in zip(run.cluster.counted, site_steps(run), strict=True)
+    )
+    return chip_s / (run.cluster.chips * slowest.compute_s)
 
 
 def outer_round(run: Run) -> Round:
@@ -108,11 +123,11 @@ def outer_round(run: Run) -> Round:
 
 def waiting_per_step_s(run: Run, step: Step, one: Round) -> float:
     """Seconds that a step waits for outer rounds, on average."""
-    hidden_s = run.backward_share * step.compute_s if run.data_parallel else run.overlap_steps * step.total_s
-    waiting_s = run.fragments * max(0.0, one.total_s - hidden_s)
-    if run.overlap_steps:
-        waiting_s = max(waiting_s, run.fragments * one.link_s - run.sync_every * step.total_s)
-    return waiting_s / run.sync_every
+    if run.data_parallel:
+        return max(0.0, one.total_s - run.backward_share * step.compute_s) / run.sync_every
+    rest_s = one.total_s - one.link_s
+    schedule = run.sync_every, run.fragments, run.overlap_steps
+    return waiting_s(*schedule, step.total_s, one.link_s, rest_s) / run.sync_every
 
 
 def needed_gbit_per_s(run: Run, utilization: float) -> float:

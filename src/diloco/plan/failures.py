@@ -55,7 +55,7 @@ class Failures:
 
     def interval_s(self, chips: float) -> float:
         """Work between two checkpoints of so many chips: sqrt(2 C MTBI / chips) (Young 1974), C the price of one."""
-        optimum_s = math.sqrt(2 * self.checkpoint_s * self.mtbi_s / chips)
+        optimum_s = math.sqrt(2 * self.checkpoint_s) * math.sqrt(self.mtbi_s / chips)
         return self.checkpoint_every_s or optimum_s
 
     def stop_s(self, cluster: Cluster) -> float:

@@ -58,12 +58,18 @@ class Method:
     layerwise: bool = True
     """A layer is sent when its gradient is there and awaited by its own forward pass, or else (False) a fragment is
     sent when its step has ended and awaited before a step begins."""
+    fragments: int | None = None
+    """P, where it and not `fragment_layers` is given: parts of the model that are as equal as can be."""
 
     def __post_init__(self) -> None:
-        for name, least in (("sync_every", 1), ("fragment_layers", 1), ("overlap_steps", 0)):
+        for name, least in (("sync_every", 1), ("fragment_layers", 1), ("fragments", 1), ("overlap_steps", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise BadInput(f"{name} is {value}: give {least} or more")
+        if self.fragments is not None and self.fragment_layers is not None:
+            raise BadInput(
+                f"fragments is {self.fragments} and fragment_layers {self.fragment_layers}: give one of them"
+            )
         if not 0 < self.bits_per_param <= 64:
             raise BadInput(f"bits_per_param is {self.bits_per_param:g}: give more than 0 and at most 64, as 16")
 
@@ -88,11 +94,15 @@ class Wire:
 
 
 def fragments(layers: int, method: Method) -> tuple[tuple[int, ...], ...]:
-    """The layers, from 1, of each fragment."""
+    """The layers, from 1, of each fragment. Raises BadInput for more fragments than layers."""
     size = method.fragment_layers or layers
-    count = math.ceil(layers / size)
+    count = method.fragments or math.ceil(layers / size)
+    if count > layers:
+        raise BadInput(f"fragments is {count} for {layers} layers: give {layers} or fewer")
     if method.strided:
         return tuple(tuple(range(first, layers + 1, count)) for first in range(1, count + 1))
+    if method.fragments:
+        return tuple(tuple(range(p * layers // count + 1, (p + 1) * layers // count + 1)) for p in range(count))
     return tuple(tuple(range(lo, min(lo + size, layers + 1))) for lo in range(1, layers + 1, size))
 
 

@@ -13,6 +13,8 @@ from diloco.errors import BadInput
 TCP_FRAMING = 1538 / 1448
 """Bytes on an Ethernet line for each byte that TCP carries: a full frame, its gap and preamble included, holds 1448."""
 
+PRECISIONS = ("fp4", "fp8", "int8", "bf16", "fp16", "tf32", "fp32", "fp64")
+
 ASSUMED_MFU = 0.4
 """Share of the peak that a well-tuned training run reaches, where nobody has measured it."""
 
@@ -24,7 +26,7 @@ class Chip:
     name: str
     label: str
     peak_flop_per_s: Mapping[str, float]
-    """Dense, by precision: fp8, bf16, fp16, tf32, fp32."""
+    """Dense, by one of `PRECISIONS`."""
     memory_bytes: float
     memory_bytes_per_s: float
     power_w: float
@@ -52,7 +54,11 @@ class Chip:
     def peak(self, precision: str = "bf16") -> float:
         """FLOP/s. Raises BadInput for a precision that the chip lacks."""
         if precision not in self.peak_flop_per_s:
-            raise BadInput(f"chip {self.name} has no {precision}: choose one of {', '.join(self.peak_flop_per_s)}")
+            have = ", ".join(self.peak_flop_per_s)
+            raise BadInput(
+                f"chip {self.name} has a peak in {have} alone: add one in {precision}, by which steps are reckoned, as "
+                f"peak = {{ {precision} = '989 TFLOP/s' }}"
+            )
         return self.peak_flop_per_s[precision]
 
 

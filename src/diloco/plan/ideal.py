@@ -62,6 +62,8 @@ class Breakdown:
     """Waiting for outer gradients to be coded and merged."""
     bubble_s: float = 0.0
     """Waiting of pipeline stages for one another."""
+    busy: float = 1.0
+    """Share of the chips that compute meanwhile, on average: those at faster sites wait for the slowest."""
 
     @property
     def communication_s(self) -> float:
@@ -78,8 +80,8 @@ class Breakdown:
 
     @property
     def utilization(self) -> float:
-        """Compute time over total time."""
-        return self.compute_s / self.total_s
+        """Compute time over total time, of all chips."""
+        return self.busy * self.compute_s / self.total_s
 
 
 def compute_s(params: float, tokens: float, chips: int, flop_per_s: float) -> float:
@@ -111,7 +113,7 @@ def diloco(run: IdealRun, replicas: int, sync_every: int) -> Breakdown:
         raise BadInput(f"sync_every is {sync_every}: give 1 or more")
     if replicas == 1:
         return Breakdown(run.steps, _compute(run), 0.0, run.steps * _outer_s(run) * (1 + 1 / sync_every))
-    inner_s = all_reduce_s(run.params, run.bits_per_param, 1 - replicas / run.chips, run.inside)
+    inner_s = all_reduce_s(run.params, run.bits_per_param, (run.chips - replicas) / run.chips, run.inside)
     return Breakdown(run.steps, _compute(run), run.steps * inner_s, run.steps / sync_every * _outer_s(run))
 
 
@@ -138,4 +140,4 @@ def _compute(run: IdealRun) -> float:
 
 
 def _outer_s(run: IdealRun) -> float:
-    return all_reduce_s(run.params, run.bits_per_param, 1 - 1 / run.chips, run.between)
+    return all_reduce_s(run.params, run.bits_per_param, (run.chips - 1) / run.chips, run.between)

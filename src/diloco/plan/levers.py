@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from diloco.plan.asked import whole_sequences
 from diloco.plan.clock import clock, with_between
 from diloco.plan.cost import cost_usd, days_of, goodput
-from diloco.plan.question import STREAMING_CODEC, Question, settle
+from diloco.plan.hardware import Cluster
+from diloco.plan.question import STREAMING_CODEC, Question, divides, methods, pick_sync_every, settle
 from diloco.plan.run import Run
+from diloco.plan.verdict import factor
 from diloco.units import format_bandwidth, format_duration
 
 WORTH_SAYING = 1.03
@@ -42,15 +45,16 @@ def advice(question: Question, run: Run) -> str:
 def _nothing(question: Question, run: Run) -> str:
     schedule = "" if run.data_parallel else ", H, overlap"
     mfu = "" if "measured" in question.given else ", or a higher --mfu"
+    inside = " or speed of the links inside" if any(site.nodes > 1 for site in run.cluster.kinds) else ""
     between = f"a link {FASTER_LINK} times as fast between sites, nor " if len(run.cluster.sites) > 1 else ""
     return (
-        f"Neither {between}twice the batch{schedule} or speed of the links inside, nor fewer failures save as much as "
+        f"Neither {between}twice the batch{schedule}{inside}, nor fewer failures save as much as "
         f"{WORTH_SAYING - 1:.0%}: what is left is more or faster chips{mfu}."
     )
 
 
 def _faster(gain: float) -> str:
-    return f"{gain:.2g} times as fast" if gain >= 2 else f"{gain - 1:.0%} faster"
+    return f"{factor(gain)} times as fast" if gain >= 2 else f"{gain - 1:.0%} faster"
 
 
 def _dearer(run: Run, changed: Run) -> str:
@@ -62,11 +66,12 @@ def _dearer(run: Run, changed: Run) -> str:
 
 def changes(question: Question, run: Run) -> Iterator[tuple[str, Run]]:
     """The run with one option changed each time, and that option in words."""
-    rate = FASTER_LINK * run.cluster.between.gbit_per_s
     if len(run.cluster.sites) > 1:
-        yield f"--between of {format_bandwidth(rate)}", with_between(run, rate)
+        rate = FASTER_LINK * run.cluster.between.gbit_per_s
+        yield f"--between of {format_bandwidth(rate)}", _with_own_interval(question, with_between(run, rate))
+        yield from _fewer_sites(question)
     if not run.data_parallel:
-        yield from _schedules(run)
+        yield from _schedules(question, run)
     if 2 * run.batch_tokens <= run.tokens:
         larger = 2 * run.batch_tokens
         yield from _anew(f"--batch-tokens {larger:.0f}", replace(run, batch_tokens=larger), question)
@@ -80,16 +85,49 @@ def changes(question: Question, run: Run) -> Iterator[tuple[str, Run]]:
     yield from _failures(run)
 
 
-def _schedules(run: Run) -> Iterator[tuple[str, Run]]:
+def _with_own_interval(question: Question, run: Run) -> Run:
+    """With the H that the question would get, where it gave none."""
+    if run.data_parallel or run.replicas == 1 or "sync_every" in question.given:
+        return run
+    start = max(question.law.sync_every, run.fragments, run.overlap_steps)
+    return replace(run, sync_every=pick_sync_every(run, start, question.island))
+
+
+def _fewer_sites(question: Question) -> Iterator[tuple[str, Run]]:
+    """Without the sites that compute slowest, and the fastest site alone."""
+    sites, each = question.cluster.sites, question.replicas // len(question.cluster.sites)
+    pace = [site.chips * question.speeds[site.chip.name].flop_per_s for site in sites]
+    quick = tuple(site for site, own in zip(sites, pace, strict=True) if own > min(pace))
+    for kept in {len(some): some for some in (quick, question.sites(1).sites) if some}.values():
+        cluster = Cluster(kept, question.cluster.between)
+        replicas = question.replicas if "replicas" in question.given else each * len(kept)
+        if not divides(cluster, replicas, question.island):
+            continue
+        fewer = replace(question, cluster=cluster, replicas=replicas, batch_tokens=_batch(question, replicas))
+        settled = list(methods(fewer).values())[-1]
+        if settled.fits:
+            parts = (f"{count}x" * (count > 1) + f"{site.chips}x{site.chip.name}" for site, count in cluster.counted)
+            yield f"--sites {'+'.join(parts)}", _with_own_interval(question, settled.run)
+
+
+def _batch(question: Question, replicas: int) -> float:
+    """Tokens of a step that the question would get with so many replicas."""
+    if "batch_tokens" in question.given:
+        return question.batch_tokens
+    best = question.law.batch_tokens(question.model.params, replicas)
+    return min(whole_sequences(best, question.model, replicas), question.tokens)
+
+
+def _schedules(question: Question, run: Run) -> Iterator[tuple[str, Run]]:
     longer, shorter = 2 * run.sync_every, run.sync_every // 2
     yield f"--sync-every {longer}", replace(run, sync_every=longer)
     if shorter >= max(run.overlap_steps, run.fragments):
         yield f"--sync-every {shorter}", replace(run, sync_every=shorter)
     overlap = min(run.sync_every, max(1, 2 * run.overlap_steps))
     if overlap > run.overlap_steps:
-        yield f"--overlap {overlap}", replace(run, overlap_steps=overlap)
+        yield f"--overlap {overlap}", _with_own_interval(question, replace(run, overlap_steps=overlap))
     if run.codec != STREAMING_CODEC and not run.codec.startswith(_SPARSE):
-        yield f"--codec {STREAMING_CODEC}", replace(run, codec=STREAMING_CODEC)
+        yield f"--codec {STREAMING_CODEC}", _with_own_interval(question, replace(run, codec=STREAMING_CODEC))
 
 
 def _failures(run: Run) -> Iterator[tuple[str, Run]]:
@@ -106,7 +144,7 @@ def _anew(words: str, changed: Run, question: Question) -> Iterator[tuple[str, R
     """With its chips split anew, if it fits."""
     settled = settle(changed, question.island)
     if settled.fits:
-        yield words, settled.run
+        yield words, _with_own_interval(question, settled.run)
 
 
 def _days(run: Run) -> float:

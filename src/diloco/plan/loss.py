@@ -60,13 +60,13 @@ class LossLaw:
         """Where to start: that of the rule's own runs."""
         return RULE_SYNC_EVERY.get(self.name, RULE_SYNC_EVERY[PAPER])
 
-    def tokens(self, params: float) -> tuple[float, str]:
+    def tokens(self, params: float, replicas: int) -> tuple[float, str]:
         """Of a run where nobody gives them, and a sentence on where they are from: the law's runs, if they say."""
         from diloco.laws.budget import tokens_of
         from diloco.laws.published import PAPER_TOKEN_RATIO
 
         if self.law is not None:
-            found, (said,) = tokens_of(params, None, self.law.runs.tokens_per_param)
+            found, (said,) = tokens_of(params, None, self.law.runs.tokens_per_param, replicas=replicas)
         elif self.name == PAPER:
             found, (said,) = tokens_of(params, None, PAPER_TOKEN_RATIO, "the paper's runs")
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from diloco.errors import BadInput
 from diloco.plan.hardware import Chip, Speed
+from diloco.plan.model import SEQ_LEN, shape_of
 from diloco.units import format_count, format_flop_per_s
 
 KIND = "diloco bench device"
@@ -18,8 +19,8 @@ _GIVE = f"give what `{KIND} --out FILE` wrote"
 
 
 def measured_speed(path: str, chip: Chip | None = None) -> Speed:
-    """Of a chip as measured: 6 N FLOPs a token over the seconds of computing. With `chip`, says so where it was another
-    device that was measured.
+    """Of a chip as measured: `ModelShape.flops_per_token` over the seconds of computing. With `chip`, says so where it
+    was another device that was measured.
 
     Raises:
         BadInput: neither a file of `diloco bench device` nor a run folder with a receipt that tells computing apart, or
@@ -49,7 +50,7 @@ def _of_a_bench(path: Path) -> tuple[Speed, str]:
         raise BadInput(f"--measured is {path}, without a flop_per_s: {_GIVE}")
     size = f" with a model of {record['size']}" if "size" in record else ""
     how = f"measured by `{KIND}`: {format_flop_per_s(flop_per_s)}{size} ({path.name})"
-    return Speed(float(flop_per_s), how), str(record.get("device", ""))
+    return Speed(flop_per_s * _beside_weights(record), how), str(record.get("device", ""))
 
 
 def _of_a_run(folder: Path) -> tuple[Speed, str]:
@@ -61,11 +62,27 @@ def _of_a_run(folder: Path) -> tuple[Speed, str]:
             f"`{KIND} --out FILE` wrote"
         )
     devices = _devices(str(config.get("mesh", "")))
-    flop_per_s = 6 * params * tokens[receipt.get("replica", 0)] / seconds / devices
+    model = shape_of(params, seq_len=_seq_len(config.get("config")))
+    flop_per_s = model.flops_per_token * tokens[receipt.get("replica", 0)] / seconds / devices
     speed = format_flop_per_s(flop_per_s)
     how = f"measured in {folder}: {speed} a device while computing, with {format_count(params)} parameters"
     device = str(config.get("device", ""))
     return Speed(flop_per_s, how), device if device.startswith("cpu") else ""
+
+
+def _beside_weights(record: dict[str, Any]) -> float:
+    """All operations of a measured token over the 6 N that the file counts."""
+    if not (_above_zero(record.get("params")) and _above_zero(record.get("seq_len"))):
+        return 1.0
+    model = shape_of(record["params"], seq_len=int(record["seq_len"]))
+    return model.flops_per_token / model.weight_flops_per_token
+
+
+def _seq_len(settings: Any) -> int:
+    """Tokens of a sequence, of a run's settings; where they do not say, those up to which 6 N stands for all."""
+    data = settings.get("data") if isinstance(settings, dict) else None
+    found = data.get("seq_len") if isinstance(data, dict) else None
+    return int(found) if _above_zero(found) else SEQ_LEN
 
 
 def _alike(device: str, chip: Chip) -> bool:

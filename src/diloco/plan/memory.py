@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from diloco.plan.hardware import Site
 from diloco.plan.run import LEAST_MICRO_TOKENS, Run
-from diloco.units import format_bytes
+from diloco.units import format_bytes, format_things
 
 WEIGHT_BYTES, GRADIENT_BYTES, MASTER_BYTES, ADAM_BYTES = 2, 2, 4, 8
 OUTER_BYTES = 8
@@ -128,7 +128,7 @@ def fit(run: Run, options: MemoryOptions | None = None) -> Fit:
             return Fit(here, other, spent, f"{over}; it fits with {words} ({format_bytes(there.total_bytes)} a chip)")
     chips = least_chips(run, options)
     if chips is not None:
-        wanted = f"give a replica {chips:,} chips or more"
+        wanted = f"give a replica {format_things(chips, 'chip')} or more"
     elif options.micro_batch_tokens is not None:
         wanted = "give fewer tokens in a micro-batch"
     else:

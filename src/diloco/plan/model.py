@@ -14,6 +14,9 @@ from diloco.plan.toml import read_toml
 from diloco.units import format_count, parse_count
 
 VOCAB, SEQ_LEN, HEAD_WIDTH, FFN_PER_WIDTH = 32_000, 2048, 64, 4
+ATTENTION_FLOPS = 6
+"""For each token, channel and layer of a sequence: scores and their use, 4 forward, 8 backward, half of them masked."""
+
 LAYERS_PER_HEAD = 0.75
 """Every model of arXiv:2503.09799 Table 3 has 3 layers for 4 heads of 64 channels: one size, one shape."""
 
@@ -48,13 +51,19 @@ class ModelShape:
 
     @property
     def flops_per_token(self) -> float:
-        """6 N, forward 2 and backward 4, with N the parameters that a token uses (arXiv:2503.09799 Appendix A)."""
-        return 6 * (self.active_params or self.params)
+        """6 N, forward 2 and backward 4, with N the parameters that a token uses (arXiv:2503.09799 Appendix A), and
+        6 L d for each token by which a sequence is longer than `SEQ_LEN`.
+
+        Attention's own are 12 L d s over s tokens, half of them masked. Up to `SEQ_LEN` they are left to the MFU, which
+        counts 6 N.
+        """
+        longer = max(0, self.seq_len - SEQ_LEN)
+        return self.weight_flops_per_token + ATTENTION_FLOPS * self.layers * self.width * longer
 
     @property
-    def attention_flops_per_token(self) -> float:
-        """12 L d T that 6 N leaves out: scores and their use, forward and backward, with no gain from causality."""
-        return 12.0 * self.layers * self.width * self.seq_len
+    def weight_flops_per_token(self) -> float:
+        """6 N."""
+        return 6 * (self.active_params or self.params)
 
 
 def counted_params(layers: int, width: int, vocab: int = VOCAB, ffn: int | None = None) -> float:

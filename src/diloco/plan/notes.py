@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from diloco.plan.clock import inner_step, site_steps
+from diloco.plan.model import SEQ_LEN
 from diloco.plan.question import LABELS, Question
 from diloco.plan.run import Run
 from diloco.units import format_duration, format_number, format_share, format_things
@@ -37,7 +38,7 @@ def notes(question: Question, lines: dict[str, Line]) -> list[str]:
     if split:
         found.append(
             f"a whole sequence's activations do not fit into a chip: sequences are split over chips, in parts of "
-            f"{format_number(min(split), 3)} tokens"
+            f"{format_number(min(split), 3)} token{'s' * (min(split) != 1)}"
         )
     found += _unlike_sites(run)
     found += _speed(question, run)
@@ -65,6 +66,18 @@ def without_effect(question: Question) -> tuple[str, ...]:
     return tuple(f"{_flags(names)} {have[len(names) > 1]} no effect {reason}" for reason, names in found if names)
 
 
+def doubtful(question: Question) -> tuple[str, ...]:
+    """Options that hardly anybody means, a sentence each."""
+    spares = question.failures.spare_servers or 0
+    most = max(site.nodes for site in question.cluster.sites)
+    if spares <= most:
+        return ()
+    return (
+        f"--spares is {spares:,}, more than the {format_things(most, 'server')} of a site: they idle, and each is paid "
+        "for",
+    )
+
+
 def _flags(names: list[str]) -> str:
     flags = [f"--{name.replace('_', '-')}" for name in names]
     return " and ".join([", ".join(flags[:-1]), flags[-1]] if len(flags) > 1 else flags)
@@ -90,7 +103,7 @@ def _unlike_sites(run: Run) -> list[str]:
     return [
         f"every replica has an equal share of the batch, so a site of {fast} is done after "
         f"{format_duration(steps[fastest])} of a step and waits for the {format_duration(steps[slowest])} of a site of "
-        f"{slow}: it idles for {format_share(idle)} of the time, which the utilisation leaves out"
+        f"{slow}: it idles for {format_share(idle)} of the time, which the utilisation counts"
     ]
 
 
@@ -101,19 +114,19 @@ def _speed(question: Question, run: Run) -> list[str]:
         found.append(
             f"each replica is split in tensor {split.tensor} x pipeline {split.pipeline}, with "
             f"{format_things(run.micro_batches, 'micro-batch', 'micro-batches')} of "
-            f"{run.shard_tokens / run.micro_batches:,.0f} tokens (--microbatches): stages idle for "
+            f"{format_things(round(run.shard_tokens / run.micro_batches), 'token')} (--microbatches): stages idle for "
             f"{format_share((split.pipeline - 1) / run.micro_batches)} of the time that they work"
         )
-    more = model.attention_flops_per_token / model.flops_per_token
-    if more >= MUCH_ATTENTION and "measured" not in question.given:
+    more = model.flops_per_token / model.weight_flops_per_token - 1
+    if more >= MUCH_ATTENTION:
         found.append(
-            f"attention over {model.seq_len:,} tokens adds {more:.0%} to the 6 N operations of a token that a step is "
-            "reckoned by, or half as much where masked parts are skipped: give a smaller --mfu, or a --measured run"
+            f"attention over {model.seq_len:,} tokens adds {more:.0%} to the 6 N operations of a token: 6 L d for each "
+            f"token beyond {SEQ_LEN:,}, as masked parts are skipped; it is in the time"
         )
     if run.shard_tokens < model.seq_len:
         found.append(
-            f"a step has {run.shard_tokens:,.0f} tokens for each data shard, less than a sequence of "
-            f"{model.seq_len:,}: a real run will reach less of the peak, or needs a larger batch"
+            f"a step has {format_things(round(run.shard_tokens), 'token')} for each data shard, less than a sequence "
+            f"of {model.seq_len:,}: a real run will reach less of the peak, or needs a larger batch"
         )
     step = inner_step(run)
     if step.inside_s + step.bubble_s > 0.1 * step.compute_s:

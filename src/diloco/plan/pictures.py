@@ -19,7 +19,7 @@ from diloco.plan.policy import Policy, decoupled, static, synchronous
 from diloco.plan.question import LABELS, STREAMING, divides, settle
 from diloco.plan.run import Run
 from diloco.plan.window import window
-from diloco.units import DAY_S, format_days, format_duration
+from diloco.units import DAY_S, format_days, format_duration, format_things
 
 BANDWIDTHS = 61
 DECADES = 2.5
@@ -109,11 +109,12 @@ def _policies(learners: int, run: Run, chips: int, own: dict[str, float], sync: 
 def _goodput_words(run: Run) -> str:
     failures, site = run.failures, run.cluster.sites[0]
     given = failures.spare_servers
-    spares = f"one server in {SERVERS_FOR_A_SPARE}" if given is None else f"{given:,} of {site.nodes:,} servers"
+    spares = f"one server more for {SERVERS_FOR_A_SPARE} (none for fewer) stands by"
+    if given is not None:
+        spares = f"for {format_things(site.nodes, 'server')} {given:,} more stand by" if given else "none stand by"
     return (
         f"A chip fails once in {format_days(failures.mtbi_s / DAY_S)}, its server is back after "
-        f"{format_duration(failures.away_s)}, a restart takes {format_duration(failures.restart_s)}, and {spares} "
-        "more stand by"
+        f"{format_duration(failures.away_s)}, a restart takes {format_duration(failures.restart_s)}, and {spares}"
     )
 
 

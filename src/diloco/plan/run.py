@@ -12,6 +12,7 @@ from diloco.plan.codecs import CodecCost, codec_cost
 from diloco.plan.failures import Failures
 from diloco.plan.hardware import Chip, Cluster, Speed
 from diloco.plan.model import ModelShape
+from diloco.units import format_things
 
 BACKWARD_SHARE = 2 / 3
 """Of a step: data parallelism reduces gradients as the backward pass yields them."""
@@ -44,7 +45,9 @@ class Island:
         """Raises BadInput where tensor x pipeline does not divide the replica's chips."""
         if chips % (self.tensor * self.pipeline):
             near = self.nearest(chips).values(self.names)
-            raise BadInput(f"{self.words()}, which does not divide a replica's {chips:,} chips: give {near}")
+            raise BadInput(
+                f"{self.words()}, which does not divide a replica's {format_things(chips, 'chip')}: give {near}"
+            )
         return chips // (self.tensor * self.pipeline)
 
     @property
@@ -116,7 +119,8 @@ class Run:
         if not 0 <= self.overlap_steps <= self.sync_every:
             raise BadInput(f"overlap is {self.overlap_steps} steps: give 0 to the sync interval, {self.sync_every}")
         if self.fragments > self.model.layers:
-            raise BadInput(f"fragments is {self.fragments}: give at most the model's {self.model.layers} layers")
+            layers = format_things(self.model.layers, "layer")
+            raise BadInput(f"fragments is {self.fragments}: give at most the model's {layers}")
         sites = len(self.cluster.sites)
         if self.replicas % sites:
             near = max(1, round(self.replicas / sites)) * sites
@@ -124,9 +128,8 @@ class Run:
         for site in self.cluster.kinds:
             if site.chips % self.site_replicas:
                 near = max(n for n in range(1, self.site_replicas + 1) if site.chips % n == 0) * sites
-                raise BadInput(
-                    f"replicas is {self.replicas}, which a site's {site.chips} chips cannot hold: give {near}"
-                )
+                chips = format_things(site.chips, "chip")
+                raise BadInput(f"replicas is {self.replicas}, which a site's {chips} cannot hold: give {near}")
             shards = self.island.data_shards(site.chips // self.site_replicas)
             self._refuse_thin(shards * self.island.tensor, "pipeline", self.model.layers, "layers")
             self._refuse_thin(shards * self.island.pipeline, "tensor", self.model.heads, "heads")

@@ -30,7 +30,8 @@ def schedule(asked: Asked, question: Question, said: list[str]) -> Question:
             raise BadInput(f"--{name.replace('_', '-')} is {value}: give {least} or more")
     fixed = asked.sync_every or math.inf
     if (asked.fragments or 1) > fixed:
-        raise BadInput(f"--fragments is {asked.fragments} and --sync-every {fixed}: give at most {fixed} fragments")
+        most = min(fixed, question.model.layers)
+        raise BadInput(f"--fragments is {asked.fragments} and --sync-every {fixed}: give at most {most} fragments")
     if (asked.overlap or 0) > fixed:
         raise BadInput(f"--overlap is {asked.overlap} and --sync-every {fixed}: give at most {fixed} steps")
     usual = asked.sync_every or question.law.sync_every

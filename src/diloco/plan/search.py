@@ -15,7 +15,7 @@ from diloco.plan.candidates import candidates
 from diloco.plan.cost import usd_per_h
 from diloco.plan.question import Question
 from diloco.plan.run import Run
-from diloco.units import DAY_S, HOUR_S, format_count, format_days, format_number, format_usd
+from diloco.units import DAY_S, HOUR_S, format_days, format_number, format_tokens, format_usd
 
 ALIKE = 0.01
 """Relative difference in days or dollars under which the plainer of two choices is taken."""
@@ -182,7 +182,7 @@ def _length(question: Question) -> str:
         until = "the loss takes" if question.target_loss else "the limits let it"
         return f"no --tokens was given, so each trains for as long as {until}"
     why = "as given" if "tokens" in question.given else f"as law {question.law.name} does not know their effect"
-    return f"each trains on {format_count(question.tokens)} tokens, {why}"
+    return f"each trains on {format_tokens(question.tokens)}, {why}"
 
 
 def _tokens(question: Question, runs: list[Run], tokens_per_s: NDArray, usd_per_s: NDArray) -> NDArray:

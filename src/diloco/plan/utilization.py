@@ -5,14 +5,18 @@ Tables: arXiv:2501.18512v1 Table 4, arXiv:2503.09799v1 Table 6. docs/plan-model.
 
 from __future__ import annotations
 
-import csv
-import re
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
+from pathlib import Path
+from typing import Any
 
 from diloco.errors import BadInput
 from diloco.plan.graph import Method, Wire, Workload
+from diloco.plan.method_names import PAPER_SYNC_EVERY, paper_method, read_name
 from diloco.plan.steps import simulate
+from diloco.plan.table_rows import Table, TableRow, printed_gbit_per_s, read_table
+from diloco.plan.table_rows import published_table as published_table
 
 GRID_GBIT_PER_S: tuple[float, ...] = tuple(10 ** (-1 + 4 * i / 49) for i in range(50))
 """Bandwidths of the papers' tables: a cell is the first of them that reaches its target."""
@@ -22,9 +26,6 @@ TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 PAPER_WIRE_FACTOR = 5 / 6
 """Bits on the link for each bit of payload in the papers' simulator. Not printed there: it is the one number that was
 solved for, from the tables, and it fits their six models alike."""
-
-PAPER_SYNC_EVERY, PAPER_FRAGMENT_LAYERS = 100, 3
-PAPER_BITS, PAPER_FP4_BITS = 16.0, 4.0
 
 MOST_GBIT_PER_S = 1e9
 """A utilisation that not even this reaches is given up."""
@@ -39,41 +40,11 @@ class Cell:
     target: float
     printed: str
     computed: str
-    steps_off: int
-    """Grid points between them; above 0 where ours is higher."""
-
-
-def paper_method(name: str, sync_every: int = PAPER_SYNC_EVERY) -> Method:
-    """A method as the papers' tables call it; H stands in the name or is `sync_every`.
-
-    Raises:
-        BadInput: no table has such a method.
-    """
-    words = name.lower().replace("-", " ").replace("_", " ")
-    if "h=" in words:
-        words, _, digits = words.partition("h=")
-        sync_every = int(digits.split()[0])
-    streaming = "streaming" in words
-    if not streaming and "diloco" not in words and "data parallel" not in words:
-        raise BadInput(f"method {name!r} is in no table: give Data-Parallel, DiLoCo, or Streaming DiLoCo")
-    if "data parallel" in words:
-        return Method()
-    return Method(
-        sync_every=sync_every,
-        fragment_layers=PAPER_FRAGMENT_LAYERS if streaming else None,
-        overlap_steps=_overlap_steps(words, sync_every),
-        bits_per_param=PAPER_FP4_BITS if "fp4" in words else PAPER_BITS,
-    )
-
-
-def _overlap_steps(words: str, sync_every: int) -> int:
-    """Of "overlapped" (1 inner step), "5 inner steps", "1 outer step", "eager" and "delayed" (1 outer step)."""
-    counted = re.search(r"(\d+) (inner|outer) step", words)
-    if counted:
-        return int(counted[1]) * (sync_every if counted[2] == "outer" else 1)
-    if any(word in words for word in ("eager", "delayed", "outer step")):
-        return sync_every
-    return 1 if "overlap" in words else 0
+    steps_off: int | None
+    """Grid points between them; above 0 where ours is higher. None where nothing is printed."""
+    on_grid: bool = True
+    """Whether what is printed is a cell of the grid; if not, `steps_off` counts from the nearest."""
+    place: str = ""
 
 
 def printed(gbit_per_s: float) -> str:
@@ -132,26 +103,112 @@ def needed_gbit_per_s(work: Workload, method: Method, target: float, wire: Wire 
     return high
 
 
-def published_table(name: str) -> list[dict[str, str]]:
-    """The records of a table in the package's data: streaming_t04 or scaling_t06."""
-    text = resources.files("diloco.plan").joinpath("data", f"{name}.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
-
-
-def recompute(record: dict[str, str], sync_every: int = PAPER_SYNC_EVERY, steps_after_sync: int | None = None) -> Cell:
+def recompute(
+    record: Mapping[str, Any],
+    sync_every: int = PAPER_SYNC_EVERY,
+    steps_after_sync: int | None = None,
+    layers: int | None = None,
+    **method: Any,
+) -> Cell:
     """One cell of a table anew, from its model, params, layers, step_time_s, method, target_cu_pct and gbit_per_s.
 
-    With `steps_after_sync` utilisation is that of a window of H + so many steps (docs/plan-model.md); without, of the
-    long run.
+    Headers and units may be those that `recompute_table` reads, and so are the other arguments.
+
+    Raises:
+        BadInput: as `recompute_table`; and where the printed bandwidth is not on the grid, with the nearest that are.
     """
-    work = Workload(float(record["params"]), int(record["layers"]), float(record["step_time_s"]))
-    target = float(record["target_cu_pct"]) / 100
-    method = paper_method(record["method"], sync_every)
+    rows = read_table([record], layers).rows
+    if len(rows) != 1:
+        raise BadInput(f"record has {len(rows)} targets: give it to recompute_table")
+    cell = _cell(rows[0], sync_every, steps_after_sync, method)
+    if not cell.on_grid:
+        raise BadInput(f"gbit_per_s is {cell.printed!r}, which is not on the grid: the nearest {nearest(cell.printed)}")
+    return cell
+
+
+def recompute_table(
+    table: str | Path | Iterable[Mapping[str, Any]] | Table,
+    sync_every: int = PAPER_SYNC_EVERY,
+    steps_after_sync: int | None = None,
+    layers: int | None = None,
+    **method: Any,
+) -> list[Cell]:
+    """Every cell of a table of needed bandwidths anew.
+
+    Args:
+        table: a CSV file, mappings from header to cell, or what `read_table` made of either.
+        sync_every: H of the methods whose names and rows have none.
+        steps_after_sync: utilisation is that of a window of H + so many steps (docs/plan-model.md), or of the long run.
+        layers: of the models whose layers are neither in the table nor known.
+        method: other fields of `Method` for the methods whose names and rows say nothing of them.
+
+    Raises:
+        BadInput: a column is missing, or a name or a cell is not understood; says in which row.
+    """
+    rows = (table if isinstance(table, Table) else read_table(table, layers)).rows
+    cells = []
+    for row in rows:
+        try:
+            cells.append(_cell(row, sync_every, steps_after_sync, method))
+        except BadInput as error:
+            raise BadInput(f"{row.place}: {error}") from error
+    return cells
+
+
+def _cell(row: TableRow, sync_every: int, steps_after_sync: int | None, settings: dict[str, Any]) -> Cell:
+    said = read_name(row.method)
+    method = paper_method(row.method, **{"sync_every": sync_every, **settings, **row.settings})
+    for key, value in row.settings.items():
+        named = said.overlap and method.overlap_steps if key == "overlap_steps" else getattr(said, key)
+        if named is not None and named != value:
+            raise BadInput(f"method is {row.method!r} and {key} is {value:g}: leave one of them out")
+    work = Workload(row.params, row.layers, row.step_s)
     window_steps = None if steps_after_sync is None else method.sync_every + steps_after_sync
-    index = grid_index(work, method, target, window_steps=window_steps)
-    cells = [grid_cell(i) for i in range(len(GRID_GBIT_PER_S) + 1)]
-    same = [i for i, cell in enumerate(cells) if cell == record["gbit_per_s"]]
-    if not same:
-        raise BadInput(f"gbit_per_s is {record['gbit_per_s']!r}, not on the grid: the nearest cells are {cells[:3]}")
-    off = min((index - i for i in same), key=abs)
-    return Cell(record["model"], record["method"], target, record["gbit_per_s"], cells[index], off)
+    index = grid_index(work, method, row.target, window_steps=window_steps)
+    found, on_grid = grid_points(row.printed) if row.printed else ([], True)
+    off = min((index - i for i in found), key=abs, default=None)
+    return Cell(row.model, row.method, row.target, row.printed, grid_cell(index), off, on_grid, row.place)
+
+
+def grid_points(text: str) -> tuple[list[int], bool]:
+    """The grid points that a printed bandwidth may be, of which the lowest print alike; or the nearest one and False.
+
+    Raises:
+        BadInput: it is no bandwidth.
+    """
+    value, more = printed_gbit_per_s(text)
+    last = len(GRID_GBIT_PER_S)
+    if more:
+        return [last], value == round(GRID_GBIT_PER_S[-1])
+    digits = len(repr(value).partition(".")[2])
+    same = [i for i, g in enumerate(GRID_GBIT_PER_S) if f"{value:.1f}" == printed(g) and value == round(value, 1)]
+    same = same or [i for i, g in enumerate(GRID_GBIT_PER_S) if digits > 1 and round(g, digits) == value]
+    return (same, True) if same else ([_around(value)[0]], False)
+
+
+def nearest(text: str) -> str:
+    """The grid's cells around a printed bandwidth, "are 86.8 and 104.8"."""
+    if printed_gbit_per_s(text)[1]:
+        return f"is {grid_cell(len(GRID_GBIT_PER_S))}"
+    cells = list(dict.fromkeys(grid_cell(i) for i in sorted(_around(printed_gbit_per_s(text)[0]))))
+    return f"are {' and '.join(cells)}" if len(cells) > 1 else f"is {cells[0]}"
+
+
+def _around(value: float) -> list[int]:
+    """The one or two grid points next to a bandwidth, the nearest in ratio first."""
+    below = [i for i, g in enumerate(GRID_GBIT_PER_S) if g <= value][-1:]
+    above = [i for i, g in enumerate(GRID_GBIT_PER_S) if g > value][:1]
+    return sorted(below + above, key=lambda i: abs(math.log(GRID_GBIT_PER_S[i] / value)))
+
+
+def summary(cells: Sequence[Cell]) -> dict[str, int]:
+    """How many cells are exact, within one grid step, further off, and open in the table."""
+    off = [abs(cell.steps_off) for cell in cells if cell.steps_off is not None]
+    return {
+        "cells": len(cells),
+        "exact": sum(steps == 0 for steps in off),
+        "one_step_off": sum(steps == 1 for steps in off),
+        "further_off": sum(steps > 1 for steps in off),
+        "not_printed": len(cells) - len(off),
+        "off_the_grid": sum(not cell.on_grid for cell in cells),
+    }

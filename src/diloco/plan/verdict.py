@@ -19,6 +19,7 @@ from diloco.units import (
     format_number,
     format_share,
     format_things,
+    format_tokens,
     format_usd,
 )
 
@@ -40,6 +41,9 @@ SMALLEST = 100
 SAME_SPEED = 0.02
 """Relative difference in time that is called none."""
 
+FASTER = 1.005
+"""Times as fast; less is "as fast", and no further site is worth that."""
+
 SPARSE = "topk"
 SPARSE_CAUTION = (
     " But top-k is not in that loss: it cost 25% at 1% of the entries where it was measured, on 1M parameters "
@@ -56,7 +60,7 @@ def verdict(question: Question, lines: dict[str, Line]) -> str:
         return f"Not possible: {_why_never(last)}."
     caution = SPARSE_CAUTION if last.run.codec.startswith(SPARSE) else ""
     if sites == 1:
-        size = f"{format_count(question.model.params)} parameters and {format_count(question.tokens)} tokens"
+        size = f"{format_count(question.model.params)} parameters and {format_tokens(question.tokens)}"
         chips = format_things(last.run.cluster.chips, "chip")
         computing = f"{format_share(last.clock.utilization)} is computing"
         return f"{size} on {chips} take {takes}; {computing}.{_beside_none(alone, last)}{caution}"
@@ -64,13 +68,20 @@ def verdict(question: Question, lines: dict[str, Line]) -> str:
     if not math.isfinite(alone.days):
         return f"Needed: alone one site would never end ({_why_never(alone)}); with {more} it takes {takes}.{caution}"
     speedup = alone.days / last.days
-    share = speedup / growth(alone, last)
+    share = worth(alone, last)
     word = "Worth it" if share >= WORTH_IT else "Worth it for the time only" if share >= WORTH_TIME else "Not worth it"
+    leave = "" if speedup >= FASTER else "; leave that site out" if sites == 2 else "; leave the other sites out"
     return (
         f"{word}: with {more} over {link} the run takes {format_days(last.days)} instead of {format_days(alone.days)} "
-        f"({_times(speedup)}), {_dearer(alone, last)}{_loss_words(alone, last)}.{caution}"
+        f"({_times(speedup)}), {_dearer(alone, last)}{_loss_words(alone, last)}{leave}.{caution}"
         f"{_in_size(question, alone, last)}{_from_where(alone, last, share)}"
     )
+
+
+def worth(alone: Line, last: Line) -> float:
+    """Speedup over the growth in dollars an hour; 0 where there is no speedup."""
+    speedup = alone.days / last.days
+    return speedup / growth(alone, last) if speedup >= FASTER else 0.0
 
 
 def growth(alone: Line, last: Line) -> float:
@@ -110,14 +121,14 @@ def _big(value: float) -> str:
 def _times(speedup: float) -> str:
     """2 -> "2 times as fast", 1.05 -> "5% faster", 1 -> "as fast", 0.5 -> "2 times as long"."""
     ratio, more, little = (speedup, "fast", "faster") if speedup >= 1 else (1 / speedup, "long", "slower")
-    if ratio < 1.005:
+    if ratio < FASTER:
         return "as fast"
     if ratio < TWO_FIGURES:
         return f"{ratio - 1:.0%} {little}"
-    return f"{_factor(ratio)} times as {more}"
+    return f"{factor(ratio)} times as {more}"
 
 
-def _factor(value: float) -> str:
+def factor(value: float) -> str:
     """Two figures, and all digits of what is large."""
     return f"{value:.2g}" if value < 10 else _big(float(f"{value:.0f}"))
 
@@ -127,7 +138,7 @@ def _dearer(alone: Line, last: Line) -> str:
         return "on chips without a price"
     ratio = last.cost_usd / alone.cost_usd
     if ratio >= 2:
-        change = f"for {_factor(ratio)} times the money"
+        change = f"for {factor(ratio)} times the money"
     elif abs(ratio - 1) < 0.005:
         change = "for as much money"
     else:
@@ -163,8 +174,11 @@ def _in_size(question: Question, alone: Line, last: Line) -> str:
 
 def _from_where(alone: Line, last: Line, share: float) -> str:
     """From which bandwidth on a site that is not worth it would be, at the same H."""
-    target = last.clock.utilization * WORTH_IT / share
-    if share >= WORTH_IT or not target < 1:
+    if share >= WORTH_IT:
+        return ""
+    speedup = alone.days / last.days
+    target = last.clock.utilization * max(WORTH_IT * growth(alone, last), FASTER) / speedup
+    if not target < 1:
         return ""
     rate = needed_gbit_per_s(last.run, target)
     return f" From {format_bandwidth(rate)} on it would be worth it, at this H." if math.isfinite(rate) else ""

@@ -40,12 +40,12 @@ class Window:
 def window(run: Run) -> Window | None:
     """A window that is like the one before it; None for data parallelism, which has none.
 
-    Fragment p of P is sent after p H / P steps and used `overlap_steps` later; messages go one after another.
+    Fragment p of P is sent after floor(p H / P) steps and used `overlap_steps` later; messages go one after another.
     """
     if run.data_parallel or run.replicas == 1:
         return None
-    step_s, message_s = inner_step(run).total_s, outer_round(run).total_s
-    sends = {round(p * run.sync_every / run.fragments): p for p in range(run.fragments)}
+    step_s, one = inner_step(run).total_s, outer_round(run)
+    sends = {p * run.sync_every // run.fragments: p for p in range(run.fragments)}
     now_s = link_free_s = 0.0
     under_way: dict[int, Message] = {}
     waits: list[tuple[float, float]] = []
@@ -56,9 +56,9 @@ def window(run: Run) -> Window | None:
             begin_s, waits, landed = now_s, [], []
         if step % run.sync_every in sends:
             start_s = max(now_s, link_free_s)
-            link_free_s = start_s + message_s
+            link_free_s, landed_s = start_s + one.link_s, start_s + one.total_s
             due = Message(
-                sends[step % run.sync_every] + 1, now_s, start_s, link_free_s, now_s + run.overlap_steps * step_s
+                sends[step % run.sync_every] + 1, now_s, start_s, landed_s, now_s + run.overlap_steps * step_s
             )
             under_way[step + run.overlap_steps] = due
             landed.append(due)

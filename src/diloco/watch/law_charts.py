@@ -63,12 +63,15 @@ def contour_chart(picture: dict[str, Any] | None) -> str:
         contours={"coloring": "lines", "showlabels": True, "labelfont": {"size": 11}, **_steps(picture["value"])},
         hovertemplate=f"{picture['target']} %{{z:.4g}}<br>%{{x:.4s}}, %{{y:.4s}}<extra></extra>",
     )  # fmt: skip
-    runs = picture["runs"]
-    charts.add_line(
-        figure, "runs", runs["x"], runs["y"], charts.ORANGE, mode="markers", marker={"size": 7},
-        customdata=list(zip(runs["run"], runs["value"], strict=True)),
-        hovertemplate="%{customdata[0]}: %{customdata[1]:.4g}<extra></extra>",
-    )  # fmt: skip
+    for left_out in (False, True):
+        runs = [run for run in _columns(picture["runs"]) if run["left_out"] == left_out]
+        if runs:
+            charts.add_line(
+                figure, "left out" if left_out else "runs", [run["x"] for run in runs], [run["y"] for run in runs],
+                charts.ORANGE, mode="markers", marker={"size": 7, "symbol": "circle" + "-open" * left_out},
+                customdata=[(run["run"], run["value"]) for run in runs],
+                hovertemplate="%{customdata[0]}: %{customdata[1]:.4g}<extra></extra>",
+            )  # fmt: skip
     if frontier := picture["frontier"]:
         charts.add_line(
             figure, "optimal size for a budget", frontier["params"], frontier["tokens"], charts.GREEN, 2.5,
@@ -131,11 +134,11 @@ def _add_runs(figure: Figure, picture: dict[str, Any], curve: dict[str, Any], in
     name, color, edge = _group_name(picture, curve["group"]), _color(index), strip_edge_pct(picture)
     for left_out in (False, True):
         runs = [r for r in picture["runs"] if r["group"] == curve["group"] and r["left_out"] == left_out]
-        symbol = charts.SYMBOLS[index % len(charts.SYMBOLS)] + "-open" * left_out
+        shape = charts.SYMBOLS[index % len(charts.SYMBOLS)]
         residual = [run["residual_pct"] for run in runs]
         options = {
             "mode": "markers",
-            "marker": {"symbol": symbol, "size": 8, "color": color},
+            "marker": {"symbol": shape + "-open" * left_out, "size": 8, "color": color},
             "legendgroup": name,
             "customdata": residual,
             "text": [run["run"] + ", left out" * left_out for run in runs],
@@ -144,18 +147,31 @@ def _add_runs(figure: Figure, picture: dict[str, Any], curve: dict[str, Any], in
         x, y = [run["x"] for run in runs], [run["y"] for run in runs]
         charts.add_line(figure, name, x, y, color, showlegend=bool(runs) and not left_out, **options)
         strip = [max(-edge, min(edge, value)) for value in residual]
-        charts.add_line(figure, name, x, strip, color, showlegend=False, yaxis="y2", **options)
+        arrows = [shape if abs(y) <= edge else "arrow-up" if y > 0 else "arrow-down" for y in residual]
+        marker = options.pop("marker") | {"symbol": [arrow + "-open" * left_out for arrow in arrows]}
+        charts.add_line(figure, name, x, strip, color, showlegend=False, yaxis="y2", marker=marker, **options)
+
+
+def _columns(table: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """A table of columns as one of rows."""
+    return [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
 
 
 def _add_predicted(figure: Figure, runs: list[dict[str, Any]], name: str, index: int) -> None:
+    """In both panels; those set aside hollow and apart, since the legend shows the first marker of a trace."""
+    for aside in (False, True):
+        if some := [run for run in runs if run["set_aside"] == aside]:
+            _add_bars(figure, some, name, index, aside)
+
+
+def _add_bars(figure: Figure, runs: list[dict[str, Any]], name: str, index: int, aside: bool) -> None:
     x, color = [run["measured"] for run in runs], _color(index)
-    symbol = charts.SYMBOLS[index % len(charts.SYMBOLS)]
-    symbols = [symbol + "-open" * run["set_aside"] for run in runs]
+    symbol = charts.SYMBOLS[index % len(charts.SYMBOLS)] + "-open" * aside
     for axis, scale in (("y", None), ("y2", 100.0)):
         y, up, down = _with_bars(runs, scale)
         charts.add_line(
-            figure, name, x, y, color, mode="markers", marker={"symbol": symbols, "size": 8}, legendgroup=name,
-            showlegend=axis == "y", yaxis=axis, text=[run["run"] for run in runs],
+            figure, name, x, y, color, mode="markers", marker={"symbol": symbol, "size": 8}, legendgroup=name,
+            showlegend=axis == "y" and not aside, yaxis=axis, text=[run["run"] for run in runs],
             error_y={"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3, "color": color},
             hovertemplate="%{text}: %{y:.4g}<extra></extra>" if axis == "y" else "%{text}: %{y:+.2f}%<extra></extra>",
         )  # fmt: skip

@@ -160,7 +160,7 @@ def influence_section(report: dict[str, Any]) -> str:
         )
         for item in items[:_SHOWN_INFLUENCES]
     ]
-    columns = ("left out", "error on it", "in sd", *pull_heads(exponents))
+    columns = ("left out", "off that law", "in sd", *pull_heads(exponents))
     return page.folded("What single runs and sizes pull", page.table(columns, rows))
 
 

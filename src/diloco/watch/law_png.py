@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from diloco import units
 from diloco.errors import BadInput
 from diloco.watch.charts import GREEN, NEUTRAL, ORANGE, PALETTE
-from diloco.watch.law_words import axis_title, axis_value, noise_lines_pct, strip_edge_pct
+from diloco.watch.law_words import (
+    axis_title,
+    axis_value,
+    beyond_strip,
+    noise_lines_pct,
+    signed_percent,
+    strip_edge_pct,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,15 +71,34 @@ def loss_png(picture: dict[str, Any]) -> Figure:
             style = {"edgecolors": color, "facecolors": "none" if left_out else color, "marker": _marker(index)}
             x = [run["x"] for run in runs]
             above.scatter(x, [run["y"] for run in runs], label=f"{name}, left out" if left_out else name, **style)
-            below.scatter(x, [max(-edge, min(edge, run["residual_pct"])) for run in runs], **style)
+            inside = [run for run in runs if abs(run["residual_pct"]) <= edge]
+            below.scatter([run["x"] for run in inside], [run["residual_pct"] for run in inside], **style)
+            for run in runs:
+                if run not in inside:
+                    up = run["residual_pct"] > 0
+                    arrow = {"marker": r"$\uparrow$" if up else r"$\downarrow$", "color": color, "s": 60}
+                    below.scatter([run["x"]], [edge if up else -edge], **arrow)
             if not runs:
                 above.collections[-1].set_label("_")
     for end in (0.0, *noise_lines_pct(picture)):
         below.axhline(end, color=NEUTRAL, linewidth=0.8, linestyle=":" if end else "-")
+    _name_beyond(below, picture, edge)
     below.set_ylim(-1.2 * edge, 1.2 * edge)
     _log(above, "x")
     above.legend(frameon=False)
     return figure
+
+
+def _name_beyond(axes: Axes, picture: dict[str, Any], edge: float) -> None:
+    """How far off the runs are that the strip's edge stands for, beside their arrows: once for each place."""
+    places: dict[tuple[float, bool], list[str]] = {}
+    for run in beyond_strip(picture):
+        said = places.setdefault((run["x"], run["residual_pct"] > 0), [])
+        said.append(signed_percent(run["residual_pct"]))
+    for (x, up), said in places.items():
+        axes.annotate(
+            ", ".join(said), (x, edge if up else -edge), (8, 0), textcoords="offset points", va="center", fontsize=7
+        )
 
 
 def contours_png(picture: dict[str, Any]) -> Figure:
@@ -84,7 +110,12 @@ def contours_png(picture: dict[str, Any]) -> Figure:
     _log(axes, "y", [] if picture["y_axis"] == "tokens" else picture["y_levels"])
     lines = axes.contour(picture["x"], picture["y"], picture["value"], levels=14, colors=[PALETTE[0]], linewidths=0.9)
     axes.clabel(lines, fmt="%.3g", fontsize=8)
-    axes.scatter(picture["runs"]["x"], picture["runs"]["y"], color=ORANGE, s=18, label="runs", zorder=3)
+    runs = list(zip(*(picture["runs"][name] for name in ("x", "y", "left_out")), strict=True))
+    for left_out in (False, True):
+        x, y = ([run[place] for run in runs if run[2] == left_out] for place in (0, 1))
+        if x:
+            filled = {"facecolors": "none" if left_out else ORANGE, "edgecolors": ORANGE}
+            axes.scatter(x, y, s=18, label="left out" if left_out else "runs", zorder=3, **filled)
     if frontier := picture["frontier"]:
         axes.plot(frontier["params"], frontier["tokens"], color=GREEN, linewidth=2, label="optimal size for a budget")
     axes.set_xlabel(axis_title(picture["x_axis"]))
@@ -104,7 +135,8 @@ def holdout_png(picture: dict[str, Any]) -> Figure:
     for index, split in reversed(list(enumerate(picture["splits"]))):
         name = f"trained up to {axis_value(picture['size_axis'], split['trained_to'])}"
         style = {"color": _color(index), "marker": _marker(index), "markersize": 4, "linestyle": "", "elinewidth": 0.8}
-        for run in split["runs"]:
+        # The legend shows the first marker, which is to be a filled one.
+        for run in sorted(split["runs"], key=lambda run: run["set_aside"]):
             low, high = (run[end] or run["predicted"] for end in ("low", "high"))
             bars = [[run["predicted"] - low], [high - run["predicted"]]]
             style["markerfacecolor"] = "none" if run["set_aside"] else style["color"]

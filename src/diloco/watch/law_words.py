@@ -32,6 +32,7 @@ _NAMES = {
 }
 
 
+_LISTED = 4
 _ROUNDING_PCT = 1e-5
 _HUNDREDTHS_PCT = 0.01
 _MOST_PCT = 1000.0
@@ -101,6 +102,10 @@ def loss_caption(picture: dict[str, Any]) -> str:
         sentences.append(f"Along a curve, {names} follow the size as in the runs.")
     if any(run["left_out"] for run in picture["runs"]):
         sentences.append("Hollow markers were left out of the fit.")
+    if further := beyond_strip(picture):
+        listed = ", ".join(f"{run['run']} {signed_percent(run['residual_pct'])}" for run in further[:_LISTED])
+        more = f" and {len(further) - _LISTED} more" if len(further) > _LISTED else ""
+        sentences.append(f"Arrows at the edge of the strip stand for runs beyond it: {listed}{more}.")
     return " ".join(sentences)
 
 
@@ -108,6 +113,8 @@ def contour_caption(picture: dict[str, Any]) -> str:
     sentences = [f"Along a line the law promises the same {picture['target']}."]
     if picture["at"]:
         sentences.append(f"At {', '.join(axis_value(axis, value) for axis, value in picture['at'].items())}.")
+    if any(picture["runs"]["left_out"]):
+        sentences.append("Hollow markers were left out of the fit.")
     if picture["frontier"]:
         sentences.append("The green line is the size and the tokens of least loss for each budget of FLOPs.")
     if picture["why_no_frontier"]:
@@ -128,6 +135,13 @@ def strip_edge_pct(picture: dict[str, Any]) -> float:
     """Half the height of the residual strip: what the fit held decides, not what it left out."""
     kept = [abs(run["residual_pct"]) for run in picture["runs"] if not run["left_out"]]
     return max(2.5 * (picture["noise_pct"] or 0.0), 1.1 * max(kept, default=0.0), 1e-3)
+
+
+def beyond_strip(picture: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs that lie outside the residual strip, and are drawn at its edge; the farthest first."""
+    edge = strip_edge_pct(picture)
+    outside = [run for run in picture["runs"] if abs(run["residual_pct"]) > edge]
+    return sorted(outside, key=lambda run: -abs(run["residual_pct"]))
 
 
 def noise_lines_pct(picture: dict[str, Any]) -> list[float]:

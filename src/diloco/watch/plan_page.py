@@ -9,7 +9,16 @@ from typing import Any
 from diloco import units
 from diloco.watch import page
 from diloco.watch.plan_charts import breakdown_chart, front_chart, goodput_chart, utilization_chart, window_chart
-from diloco.watch.plan_rows import CHOICE_HEAD, choice_row, choice_words, common_rows, days, figures, needed
+from diloco.watch.plan_rows import (
+    CHOICE_HEAD,
+    choice_options,
+    choice_row,
+    choice_words,
+    common_rows,
+    days,
+    figures,
+    needed,
+)
 
 
 def write_plan_page(path: str | Path, record: dict[str, Any], pictures: dict[str, Any]) -> Path:
@@ -41,7 +50,7 @@ def title(record: dict[str, Any]) -> str:
     where = units.format_things(record["chips"], "chip")
     if sites > 1:
         where = f"{sites} sites with {where} over {units.format_bandwidth(record['between_gbit_per_s'])}"
-    return f"{units.format_count(record['params'])} parameters, {units.format_count(record['tokens'])} tokens, {where}"
+    return f"{units.format_count(record['params'])} parameters, {units.format_tokens(record['tokens'])}, {where}"
 
 
 def _headline(record: dict[str, Any]) -> str:
@@ -52,15 +61,19 @@ def _headline(record: dict[str, Any]) -> str:
     if record["sites"] == 1 or not colon:
         return page.headline(days(record["days"]), f"by {record['label']}", [verdict, *advice])
     unit = f"{days(record['days'])}, alone {days(alone['days'])}"
-    return page.headline(word, unit, [rest[:1].upper() + rest[1:], *advice, *_found(record.get("search"))])
+    return page.headline(word, unit, [rest[:1].upper() + rest[1:], *advice, *_found(record)])
 
 
-def _found(search: dict[str, Any] | None) -> list[str]:
-    """What a search would rather do, in a sentence."""
+def _found(record: dict[str, Any]) -> list[str]:
+    """What a search would rather do, in a sentence, and the options that ask for it."""
+    search = record.get("search")
     if search is None:
         return []
     choice, goal = (search["best"], search["goal"]) if search["best"] else (search["front"][0], "the least time")
-    return [f"Of {search['tried']:,} settings tried, {goal}: {choice_words(choice)}."]
+    said = [f"Of {search['tried']:,} settings tried, {goal}: {choice_words(choice)}."]
+    if search["best"] and not choice["data_parallel"] and choice["sites"] == record["sites"]:
+        said.append(f"Side by side with the others by {choice_options(choice)}")
+    return said
 
 
 def _facts(record: dict[str, Any]) -> str:

@@ -55,15 +55,24 @@ CHOICE_HEAD = ("time", "cost", "loss", "sites", "M", "H", "codec", "tau", "P", "
 def choice_words(choice: dict[str, Any]) -> str:
     """A configuration in words, with what it comes to."""
     cost = "" if choice["cost_usd"] is None else f", {units.format_usd(choice['cost_usd'])}"
-    loss_after = f"loss {units.format_loss(choice['loss'])} after {units.format_count(choice['tokens'])} tokens"
-    sites, batch = units.format_things(choice["sites"], "site"), units.format_count(choice["batch_tokens"])
+    loss_after = f"loss {units.format_loss(choice['loss'])} after {units.format_tokens(choice['tokens'])}"
+    sites, batch = units.format_things(choice["sites"], "site"), units.format_tokens(choice["batch_tokens"])
     how = f"data parallel on {sites}"
     if not choice["data_parallel"]:
         how = (
             f"{units.format_things(choice['replicas'], 'replica')} on {sites}, H = {choice['sync_every']}, "
             f"{choice['codec']}, overlap {choice['overlap']}, {units.format_things(choice['fragments'], 'fragment')}"
         )
-    return f"{how}, batch {batch} tokens: {days(choice['days'])}{cost}, {loss_after}"
+    return f"{how}, batch {batch}: {days(choice['days'])}{cost}, {loss_after}"
+
+
+def choice_options(choice: dict[str, Any]) -> str:
+    """What asks for a configuration of DiLoCo."""
+    names = ("replicas", "sync_every", "codec", "overlap", "fragments", "batch_tokens", "tokens")
+    given = {name.replace("_", "-"): choice[name] for name in names}
+    return " ".join(
+        f"--{name} {value:.0f}" if isinstance(value, float) else f"--{name} {value}" for name, value in given.items()
+    )
 
 
 def days(value: float | None) -> str:
