@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.ladders import write_rows
 
 from diloco.cli import main
+from diloco.laws.published import paper_rows
 
 SEQ_LEN = 32
 
@@ -84,3 +86,19 @@ def run(finished: Callable[..., Path], tmp_path: Path) -> Path:
     """A run of its own with five checkpoints in two chains; held-out losses after 8, 16 and 17 steps."""
     made = finished(checkpoint_every=1, keep=0, full_every=3, eval_every=8)
     return Path(shutil.copytree(made, tmp_path / "runs" / "run"))
+
+
+@pytest.fixture(scope="session")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The paper's Table 4 as a file."""
+    rows = paper_rows()
+    names = ("params", "replicas", "loss")
+    path = tmp_path_factory.mktemp("laws") / "paper.csv"
+    return write_rows(path, **{name: rows.column(name) for name in names})
+
+
+@pytest.fixture(scope="session")
+def law(paper: Path) -> Path:
+    out = paper.parent / "law.json"
+    assert main(["fit", str(paper), "--compare-forms", "--out", str(out), "--json"]) == 0
+    return out
