@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-# The same examples every time, so that what passed once passes again; `--hypothesis-profile=default` looks elsewhere.
-settings.register_profile("fixed", derandomize=True)
+# The same examples every time and no stopwatch, so that what passed once passes again;
+# `--hypothesis-profile=default` looks elsewhere.
+settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
 
 

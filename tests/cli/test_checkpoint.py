@@ -17,6 +17,12 @@ REFUSED = {
     "unknown verb": ("lss {run}", "did you mean ls?"),
     "no place": ("ls", "PLACE is missing"),
     "nothing there": ("ls {tmp}/no", "does not exist"),
+    "a file": ("show /dev/null", "/dev/null is a file: name a run folder, a folder of checkpoints, or an fsspec URL"),
+    "a run's file": ("show {run}/config.json", "config.json is a file: name the folder that it is in, {run}"),
+    "a checkpoint's file": (
+        "verify {run}/checkpoints/step-00000004/manifest.json",
+        "manifest.json is a file: name the folder that it is in, {run}/checkpoints/step-00000004",
+    ),
     "no checkpoints": ("show {tmp}", "holds no checkpoint"),
     "no such step": ("show {run}@5", "no checkpoint of step 5: there are 4, 8, 12, 16, 17"),
     "no such step to export": ("export {run}@5 --to {tmp}/x", "no checkpoint of step 5: there are 4, 8, 12, 16, 17"),
@@ -42,7 +48,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_input_is_one_sentence(run, tmp_path, capsys, name):
     words, reason = REFUSED[name]
-    assert reason in refused(capsys, *words.format(run=run, tmp=tmp_path).split())
+    assert reason.format(run=run) in refused(capsys, *words.format(run=run, tmp=tmp_path).split())
     assert not (tmp_path / "x").exists()
 
 

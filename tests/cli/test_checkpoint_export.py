@@ -5,6 +5,8 @@ pytest tests/cli/test_checkpoint_export.py
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -67,6 +69,16 @@ def test_export_passes_over_a_damaged_checkpoint_but_not_over_one_that_was_named
     assert not (tmp_path / "no").exists()
 
 
+def test_where_all_are_damaged_each_cause_is_named_once(run, tmp_path, capsys):
+    """Steps 8 and 12 rest on 4, and 17 on 16."""
+    flip(file_of(run, 4)), file_of(run, 16, "manifest.json").unlink()
+    flip(file_of(run, 12, "replica-0.0.json"))
+    said = refused(capsys, "export", run, "--to", tmp_path / "out")
+    for file in (file_of(run, 4), file_of(run, 16, "manifest.json"), file_of(run, 12, "replica-0.0.json")):
+        assert said.count(f"{file} ") == 1, said
+    assert "rest on" not in said
+
+
 def test_files_can_be_read_by_all_whom_the_umask_lets(run, tmp_path, capsys):
     said(capsys, "export", run, "--to", tmp_path / "out")
     (tmp_path / "mine").write_text("")
@@ -74,14 +86,23 @@ def test_files_can_be_read_by_all_whom_the_umask_lets(run, tmp_path, capsys):
     assert modes == {(tmp_path / "mine").stat().st_mode}
 
 
-def test_a_folder_that_cannot_be_written_is_a_failure_in_one_line(run, tmp_path, capsys):
-    """Which names the folder that was given."""
+def test_a_folder_that_can_never_be_written_is_bad_input(run, tmp_path, capsys):
+    """In one line, which names the folder that was given; as `train --checkpoint-to` has it."""
     (tmp_path / "file").write_text("")
     for to in (tmp_path / "file" / "out", "/proc/nope/out", tmp_path / ("x" * 300)):
-        assert main(["checkpoint", "export", str(run), "--to", str(to)]) == 1
-        err = capsys.readouterr().err
-        assert err.startswith(f"diloco checkpoint export: {to} cannot be written (") and err.count("\n") == 1
-        assert err.endswith("choose another place with --to\n")
+        said = refused(capsys, "export", run, "--to", to)
+        assert f"{to} cannot be written (" in said and said.strip().endswith("choose another place with --to")
+
+
+def test_a_disk_that_fills_up_is_a_failure_in_one_line(run, tmp_path, capsys, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("diloco.train.export.save_file", full)
+    assert main(["checkpoint", "export", str(run), "--to", str(tmp_path / "out")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"diloco checkpoint export: {tmp_path / 'out'} cannot be written (No space left on device)")
+    assert err.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 def test_the_folder_one_stands_in_is_no_place_for_an_export(run, tmp_path, capsys, monkeypatch):

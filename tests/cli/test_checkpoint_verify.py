@@ -51,6 +51,20 @@ def test_verify_names_the_damage_and_what_goes_with_it(run, capsys, damage):
     assert "3 of 5 checkpoints" in out and "the newest that can be used is step 17" in out
 
 
+def test_verify_says_whose_manifest_a_renamed_folder_holds(run, capsys):
+    folder = file_of(run, 17).parent
+    folder.rename(folder.with_name("step-00000030"))
+    printed = answer(capsys, "verify", run, code=1)
+    assert printed["whole"] == [4, 8, 12, 16]
+    assert printed["problems"] == [
+        f"{folder.with_name('step-00000030')} holds the manifest of step 17: give the folder its own name back, "
+        "step-00000017"
+    ]
+    assert "not touched: step 30" in said(capsys, "prune", run, "--keep-last", 2)
+    folder.with_name("step-00000030").rename(folder)
+    assert 17 in answer(capsys, "verify", run)["whole"]
+
+
 def test_verify_says_what_a_missing_link_costs(run, capsys):
     shutil.rmtree(file_of(run, 4).parent)
     printed = answer(capsys, "verify", run, code=1)

@@ -256,7 +256,9 @@ def test_damaged_checkpoints_are_passed_over_or_refused_by_name(tmp_path: Path) 
     files = [p / "replica-1.0.safetensors" for p in checkpoint.steps(checkpoints(hurt))]
     files[-1].write_bytes(files[-1].read_bytes()[:-1] + b"x")
     assert quiet_train(hurt, resume=True, stop_at=12)["steps"] == 12
-    assert any("step-00000012" in e["text"] for e in events(hurt, "note"))
+    notes = [e["text"] for e in events(hurt, "note")]
+    assert any(text.startswith("skipped a damaged checkpoint: ") and "step-00000012" in text for text in notes)
+    assert "removed step 12, which the run writes anew: it goes on from step 8" in notes
     for file in files:
         file.unlink()
     with pytest.raises(BadInput, match="no whole checkpoint .*step-00000004.*--name"):
@@ -279,22 +281,28 @@ def test_missing_moments_are_refused_by_name_report_35(tmp_path: Path, emptied: 
         quiet_train(config, resume=True)
 
 
-def test_a_replica_that_was_just_reset_has_no_moments_to_miss(tmp_path: Path, monkeypatch) -> None:
-    """A checkpoint right at the round that left a replica out is a whole one."""
-    config = tiny(tmp_path)
+@pytest.mark.parametrize("options", [{}, {"overlap": "delayed"}, {"overlap": "eager"}, {"sites": 2, "replicas": 4}])
+def test_a_replica_that_was_just_reset_has_no_moments_to_miss(tmp_path: Path, monkeypatch, options: dict) -> None:
+    """A checkpoint right where a replica is reset is a whole one: when its round lands, when a late outer gradient is
+    sent, and when its site leaves it out of an average."""
+    sited = "sites" in options
+    config = tiny(tmp_path, **options, site_every=2 if sited else 0)
     good = Replica.inner_step
 
     def poison(self: Replica, step: int) -> torch.Tensor:
-        if step == 7 and self.shards == (1,):
+        if step == (5 if sited else 7) and self.shards == (1,):
             for state in self.optimizers[0].state.values():
                 state["exp_avg"].fill_(float("nan"))
         return good(self, step)
 
     monkeypatch.setattr(Replica, "inner_step", poison)
-    quiet_train(config, stop_at=8)
-    assert rounds(config)[-1]["left_out"] == [1]
+    quiet_train(config, stop_at=6 if sited else 8)
+    if not options:
+        assert rounds(config)[-1]["left_out"] == [1]
+    assert checkpoint_bits(config)["/replica-1/counts/reset_step"] == (6 if sited else 8)
     receipt = quiet_train(config, resume=True)
-    assert receipt["ok"] and receipt["replica_resets"] == [0, 1] and receipt["tokens_lost"] == 4 * 128
+    assert receipt["ok"] and all(e["committed"] for e in rounds(config))
+    assert sited or (receipt["replica_resets"] == [0, 1] and receipt["tokens_lost"] == 4 * 128)
 
 
 def test_moments_are_saved_while_gradients_are_still_there_report_29(tmp_path: Path) -> None:

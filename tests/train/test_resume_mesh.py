@@ -157,3 +157,35 @@ def test_each_value_is_written_once(tmp_path: Path) -> None:
     # Both stages of a pipeline hold the tied embedding.
     assert all(plain <= size <= 1.01 * plain for name, size in sizes.items() if "pp" not in name), (plain, sizes)
     assert plain <= sizes["replica1-pp2"] < 2 * plain
+
+
+def sent(receipt: dict) -> tuple[int, list[int], list[int]]:
+    """Bytes of the run, of each round, and of each round inside its site."""
+    return receipt["bytes_sent"], *([r[key] for r in receipt["rounds"]] for key in ("bytes_sent", "site_bytes_sent"))
+
+
+@pytest.mark.parametrize("streaming", [{}, {"fragments": "strided:2", "overlap": "2"}], ids=["plain", "streaming"])
+@pytest.mark.parametrize("sites", [1, 2])
+def test_bytes_sent_are_the_replica_s_whatever_the_mesh(tmp_path: Path, streaming: dict, sites: int) -> None:
+    """In fp32 the shards of two devices take what the whole takes, but for norm gains that each of them sends. Stopped
+    in mid-window, with rounds under way; an old round never changes."""
+    options = {**streaming, "sites": sites, "site_every": 2} if sites > 1 else streaming
+    options = {"replicas": 2 * sites, "checkpoint_every": 0, **options}
+    whole = tiny(tmp_path, name="whole", **options)
+    expected = quiet_train(whole)
+    legs = ((2, 6), (2, 9), (1, 11), (4 // sites, 14), (1, 17))
+    config, before = tiny(tmp_path, name="parts", **options), None
+    for number, (devices, stop) in enumerate(legs):
+        mesh = f"replica={2 * sites},fsdp={devices}" if devices > 1 else ""
+        leg = dataclasses.replace(config, mesh=mesh, stop_at=stop, resume=number > 0)
+        receipt = train_over_ranks(leg, 2 * sites * devices)[0] if mesh else quiet_train(leg)
+        assert isinstance(receipt, dict), receipt
+        now = sent(receipt)
+        if before is not None:
+            assert now[0] >= before[0] and all(n[: len(b)] == b for n, b in zip(now[1:], before[1:], strict=True))
+        if mesh:
+            assert sum(receipt["bytes_sent_per_device"]) == receipt["bytes_sent"]
+        before = now
+    assert before[0] == pytest.approx(expected["bytes_sent"], rel=0.1)
+    assert receipt["site_bytes_sent"] == pytest.approx(expected["site_bytes_sent"], rel=0.1)
+    assert before[1] == pytest.approx(sent(expected)[1], rel=0.1)

@@ -105,6 +105,29 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_pat
     assert not run_path(config).exists()
 
 
+@pytest.mark.parametrize("place", ["runs/first", "runs/first/checkpoints", "moved"])
+def test_another_run_s_folder_is_no_place_for_checkpoints(tmp_path: Path, monkeypatch, place: str) -> None:
+    """Where one name would stand for the checkpoints of both."""
+    first = tiny(tmp_path, name="first", stop_at=4, checkpoint_to="moved")
+    monkeypatch.chdir(tmp_path)
+    quiet_train(first)
+    run_path(first).joinpath("checkpoints").mkdir()
+    Path("moved/config.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    for to in (place, str(tmp_path / place), f"file://{tmp_path / place}"):
+        with pytest.raises(BadInput, match=r"^checkpoint_to is .*, but .* is a run folder: it holds (ev|co).*json"):
+            quiet_train(tiny(tmp_path, name="second", checkpoint_to=to))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", ["runs/x", "runs/x/checkpoints"])
+def test_a_run_s_own_folder_is(tmp_path: Path, monkeypatch, place: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tiny(tmp_path, name="x", checkpoint_to=place)
+    quiet_train(config, stop_at=4)
+    assert quiet_train(config, resume=True)["finished"] and Store(place).steps() == [4, 17]
+
+
 def test_looking_at_a_place_leaves_no_trace(tmp_path: Path) -> None:
     elsewhere = tmp_path / "new" / "place"
     for options in ({}, {"checkpoint_to": str(elsewhere)}):
@@ -156,12 +179,12 @@ def test_the_rank_that_cannot_write_is_named(tmp_path: Path, monkeypatch) -> Non
     assert "rank 1: /proc/nope/probe-" in said and "choose another place with --checkpoint-to" in said
 
 
-def fail_at(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_at(steps: list[int], monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None) -> None:
     good = job.write_part
 
     def write(storage, step: int, *rest):
         if step in steps:
-            raise OSError(f"step {step} cannot be written (No space left on device): choose another place")
+            raise fault or OSError(f"step {step} cannot be written (No space left on device): choose another place")
         return good(storage, step, *rest)
 
     monkeypatch.setattr(job, "write_part", write)
@@ -179,6 +202,17 @@ def test_a_checkpoint_that_fails_is_said_and_the_run_goes_on(tmp_path: Path, mon
         "a checkpoint was not written: step 8 cannot be written (No space left on device): choose another place"
     )
     assert receipt["loss"] == last["loss"]
+
+
+@pytest.mark.parametrize(("fault", "why"), [(MemoryError(), "MemoryError"), (KeyError("x"), "KeyError: 'x'")])
+def test_any_fault_of_the_writer_s_thread_names_the_save(tmp_path: Path, monkeypatch, fault, why: str) -> None:
+    config = tiny(tmp_path, checkpoint_every=1, keep=0)
+    fail_at([8, 17], monkeypatch, fault)
+    with pytest.raises(OSError, match=rf"step-00000017 could not be written \({why}\)$"):
+        quiet_train(config)
+    assert store_of(config).steps() == [4, 12, 16] and bases(store_of(config)) == [None, None, 12]
+    (note,) = [e["text"] for e in events(config, "note")]
+    assert note.startswith("a checkpoint was not written: ") and note.endswith(f"8 could not be written ({why})")
 
 
 @pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -76,7 +76,7 @@ class Manifest:
 
 
 class Foreign(BadInput):
-    """A manifest that this program cannot judge: another program's, or another release's."""
+    """A manifest that this program cannot judge: another program's, another release's, or in a folder renamed."""
 
 
 # -- names
@@ -149,7 +149,7 @@ def write_manifest(storage: Storage, manifest: Manifest) -> Manifest:
 def read_manifest(storage: Storage, step: int) -> Manifest:
     """The manifest of a step, checked against its own sha256.
 
-    Raises BadInput: it is missing, torn, tampered with, of another format or of another version.
+    Raises BadInput: it is missing, torn, tampered with, of another format, version or step.
     """
     path = f"{folder_name(step)}/{MANIFEST}"
     name = storage.name_of(path)
@@ -167,6 +167,12 @@ def read_manifest(storage: Storage, step: int) -> Manifest:
         )
     if body.get("sha256") != _digest(body):
         raise BadInput(f"{name} does not match its own sha256: it was changed after it was written, so use another")
+    if body.get("step") != step:
+        folder = storage.name_of(folder_name(step))
+        raise Foreign(
+            f"{folder} holds the manifest of step {body.get('step')}: give the folder its own name back, "
+            f"{folder_name(body.get('step'))}"
+        )
     try:
         return _parse(body)
     except (LookupError, TypeError, AttributeError) as error:

@@ -95,6 +95,22 @@ class Store:
             skipped.append(problems[0])
         return None, skipped
 
+    def causes(self) -> list[str]:
+        """What is wrong with the checkpoints here, newest first, but each cause once however many rest on it; reads
+        every byte."""
+        known: dict[int, list[str]] = {}
+        found: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                chain = self.chain(step)
+            except BadInput as error:
+                # A link's own fault, without which checkpoint rests on it.
+                found.append(str(error.__cause__ if isinstance(error.__cause__, BadInput) else error))
+            else:
+                known |= {link.step: self._link_problems(link, True) for link in chain if link.step not in known}
+                found += [problem for link in chain for problem in known[link.step]]
+        return list(dict.fromkeys(found))
+
     def problems(self, step: int, content: bool, known: dict[int, list[str]]) -> list[str]:
         """As `verify`; without `content` only sizes are compared. `known` keeps what was found of each link."""
         try:

@@ -143,8 +143,8 @@ class Writer:
     def settle(self) -> int | None:
         """Waits for what is under way; returns the step of the last checkpoint that this rank has committed.
 
-        Raises OSError or BadInput in one sentence where the save failed. The checkpoints before it are as they were,
-        and the next one is full.
+        Raises OSError or BadInput in one sentence where the save failed, whatever the fault. The checkpoints before it
+        are as they were, and the next one is full.
         """
         manifest = self._wait(self._end)
         self._parts = self._end = None
@@ -184,11 +184,15 @@ class Writer:
     def _wait(self, future: Future | None) -> Any:
         try:
             return future and future.result()
-        except BaseException:
+        except BaseException as error:
             self._given_up.set()
             self._parts = self._end = self._staged_step = self.committed = None
             self._failed = self._job
-            raise
+            if isinstance(error, OSError | BadInput) or not isinstance(error, Exception):
+                raise
+            # Memory that is short, say: of the thread's doings the caller knows only the save.
+            why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+            raise OSError(f"{self.store.name(self._job.step)} could not be written ({why})") from error
 
 
 def _check_names(step: int, trees: dict[str, Any], everyone: Sequence[str]) -> None:

@@ -320,6 +320,7 @@ class DiLoCo:
         for optimizer in self.optimizers:
             if self._any_nonfinite(v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)):
                 optimizer.state.clear()
+                self.reset_step = self.inner_step
 
     def _any_nonfinite(self, tensors: Iterable[Tensor]) -> bool:
         """On any rank of the island: all of them decide alike."""

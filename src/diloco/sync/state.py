@@ -31,6 +31,7 @@ COUNTS = (
     "tokens",
     "rounds_planned",
     "steps_dropped",
+    "reset_step",
     "noises",
     "compute_s",
     "site_averages",
@@ -45,6 +46,8 @@ def reset_counts(sync: DiLoCo) -> None:
     # Steps each of several optimizers has taken in an inner step that is not over.
     sync.stepped = [0] * len(sync.optimizers)
     sync.tokens = sync.rounds_planned = sync.steps_dropped = 0
+    # The inner step after which moments were last cleared, since they were not finite.
+    sync.reset_step = 0
     sync.noises = [None] * len(sync.fragments)
     sync.compute_s = sync.site_s = 0.0
     sync.site_averages = sync.site_bytes_sent = 0

@@ -45,8 +45,9 @@ def export_model(
         dtype: a key of `DTYPES`, for all weights.
 
     Raises:
-        BadInput: the folder holds something, the weights do not fit `dtype`, or the model has no such form.
-        OSError: the folder cannot be written.
+        BadInput: the folder holds something or cannot be made, the weights do not fit `dtype`, or the model has no such
+            form.
+        OSError: what is to go into the folder cannot be written.
     """
     if "://" in str(folder):
         raise BadInput(f"to is {folder}, a URL: give a folder of this machine, and copy it there")
@@ -54,24 +55,20 @@ def export_model(
     try:
         return _export(model, folder, tokenizer, facts, format, dtype)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise OSError(f"{folder} cannot be written ({reason}): choose another place with --to") from error
+        raise OSError(_unwritable(folder, error)) from error
 
 
 def _export(
     model: nn.Module, folder: Path, tokenizer: Tokenizer | None, facts: dict[str, Any], format: str, dtype: str
 ) -> list[Path]:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"to is {folder}, which holds something already: name a new folder")
     if format == "safetensors" and isinstance(model, HFModel):
         raise BadInput("format is safetensors but the model is a Hugging Face one: leave --format out")
     if folder.resolve() == Path.cwd():
         raise BadInput(f"to is {folder}, where you are: name a new folder")
     _refuse_overflow(model, dtype)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    _make(temporary, folder)
     try:
-        temporary.mkdir()
         if isinstance(model, HFModel):
             _write_hf(temporary, model, dtype)
         elif format == "transformers":
@@ -89,6 +86,22 @@ def _export(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return sorted(folder.iterdir())
+
+
+def _make(temporary: Path, folder: Path) -> None:
+    """Raises BadInput where the folder holds something, or where there can be none."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise BadInput(f"to is {folder}, which holds something already: name a new folder")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+    except OSError as error:
+        raise BadInput(_unwritable(folder, error)) from error
+
+
+def _unwritable(folder: Path, error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return f"{folder} cannot be written ({reason}): choose another place with --to"
 
 
 def _refuse_overflow(model: nn.Module, dtype: str) -> None:

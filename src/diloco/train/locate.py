@@ -13,6 +13,8 @@ from diloco.checkpoint.storage import FILE_URL, Storage, open_storage
 from diloco.errors import BadInput
 from diloco.watch.runfolder import CHECKPOINTS, CONFIG, TOKENIZER, read_json
 
+_PLACE = "a run folder, a folder of checkpoints, or an fsspec URL"
+
 
 @dataclass(frozen=True)
 class Located:
@@ -29,21 +31,27 @@ class Located:
 
 
 def locate_checkpoint(text: str) -> Located:
-    """Raises BadInput for a folder that is not there, or that holds a model instead of a run."""
+    """Raises BadInput for a folder that is not there, a file, or a folder that holds a model instead of a run."""
     path, step = split_step(text)
     path = path.removeprefix(FILE_URL)
     if "://" in path:
         return _locate_url(path, step)
     folder = Path(path)
+    if path and folder.exists() and not folder.is_dir():
+        raise BadInput(f"{path} is a file: name {_folder_for(folder)}")
     if not path or not folder.is_dir():
-        raise BadInput(
-            f"{path or 'a folder without a name'} does not exist: name a run folder, a folder of checkpoints, or an "
-            "fsspec URL"
-        )
+        raise BadInput(f"{path or 'a folder without a name'} does not exist: name {_PLACE}")
     if (folder / CONFIG).is_file():
         return Located(_store_of(folder, path), step, folder)
     run = folder.resolve().parent
     return Located(path, step, run if (run / CONFIG).is_file() else None)
+
+
+def _folder_for(file: Path) -> str:
+    """What to name in its stead."""
+    folder = file.parent
+    saved = (folder / CONFIG).is_file() or steps_in([folder.resolve().name, *(f.name for f in folder.iterdir())])
+    return f"the folder that it is in, {folder}" if saved else _PLACE
 
 
 def split_step(text: str) -> tuple[str, int | None]:

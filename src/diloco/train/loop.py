@@ -32,7 +32,7 @@ def train(config: TrainConfig, quiet: bool = False) -> dict[str, Any]:
     """Trains, writes the run folder, and returns the receipt (the same object as receipt.json).
 
     Raises BadInput before the first step for settings that cannot work, FloatingPointError when the global weights stop
-    being finite.
+    being finite, or a replica's own where the last checkpoint is to be saved.
     """
     with (
         enter_world(config) as world,
@@ -141,10 +141,12 @@ class Job:
         measured = self.evaluations.get(step)
         saved = self.checkpoints.save(step, self.replicas, self._seconds(), measured and measured.loss)
         self.saved_at = step
-        if self.run:
+        if self.run and not saved.skipped:
             self.run.log.write("checkpoint", step, path=saved.path, stall_s=saved.stall_s)
         if saved.failed:
             self._say(step, f"a checkpoint was not written: {saved.failed}")
+        if saved.skipped:
+            self._say(step, f"{saved.skipped}, since a round has yet to leave the replica out and reset it")
 
     def receipt(self, step: int) -> dict[str, Any]:
         receipt = make_receipt(self, step, self._seconds())

@@ -5,16 +5,38 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch.distributed as dist
 
 from diloco.checkpoint import Store
+from diloco.checkpoint.storage import open_storage
 from diloco.errors import BadInput
 from diloco.train.world import World
+from diloco.watch import runfolder
+
+_OF_A_RUN = (runfolder.EVENTS, runfolder.RECEIPT, runfolder.CONFIG)
 
 SEEN_S = 5.0
 """How long a file that one rank wrote may take until the others see it: network disks remember what was not there."""
 _PAUSE_S = 0.1
+
+
+def refuse_run_folder(store: Store, own: Path) -> None:
+    """Raises BadInput where checkpoints would go into another run's folder than the `own`: a name for either run's
+    checkpoints would then be one for both."""
+    places = [store.storage]
+    parent, _, last = store.storage.name_of("").rstrip("/").rpartition("/")
+    if last == runfolder.CHECKPOINTS and parent:
+        places.append(open_storage(parent))
+    for place in places:
+        root = place.name_of("")
+        found = next((file for file in _OF_A_RUN if place.size_bytes(file) is not None), None)
+        if found and Path(root).resolve() != own.resolve():
+            raise BadInput(
+                f"checkpoint_to is {store}, but {'that' if place is store.storage else root} is a run folder: it holds "
+                f"{found}, so give checkpoints a folder of their own"
+            )
 
 
 def check_place(store: Store, world: World, session: str) -> None:

@@ -14,6 +14,7 @@ from diloco.train.parallel_options import ParallelOptions
 from diloco.train.replica import Replica
 from diloco.train.run import run_path
 from diloco.train.saving import Checkpoints
+from diloco.train.sent import SENT
 from diloco.train.state import GLOBAL, Reader, restore, unit_of
 from diloco.train.world import World
 from diloco.watch import runfolder
@@ -78,16 +79,18 @@ def load(checkpoints: Checkpoints, config: TrainConfig, world: World, replicas: 
         _restore(reader, replica, unit_of(m % for_replicas), shared, with_local)
     if world.virtual_s is not None and saved.meta.get("clock"):
         world.exchange.clock.load_state_dict(_clock_of(saved.meta["clock"], config.replicas))
-    if world.main:
-        store.drop_after(step)
     notes = [f"skipped a damaged checkpoint: {reason}" for reason in skipped]
+    if world.main and (dropped := store.drop_after(step)):
+        named = ", ".join(f"step {newer}" for newer in dropped)
+        notes.append(f"removed {named}, which the run writes anew: it goes on from step {step}")
     return Resumed(step, saved.meta["seconds"], saved.meta["replicas"], notes)
 
 
 def _check_anew(store: Store, skipped: list[str], config: TrainConfig) -> None:
     if skipped:
         raise BadInput(
-            f"{store} holds no whole checkpoint to resume from ({'; '.join(skipped)}): start another run with --name"
+            f"{store} holds no whole checkpoint to resume from ({'; '.join(store.causes())}): start another run with "
+            "--name"
         )
     file = run_path(config) / runfolder.CONFIG
     if not file.is_file() or "config" not in (record := runfolder.read_json(file)):
@@ -98,8 +101,8 @@ def _check_anew(store: Store, skipped: list[str], config: TrainConfig) -> None:
 def _restore(reader: Reader, replica: Replica, unit: str, shared: dict, with_local: bool) -> None:
     """`with_local`: what a replica has not got across yet is its own, and means nothing to another number of them."""
     stored, where = reader.stored(unit), f"{reader.saved.name}/{unit}"
-    _check_complete(where, stored, replica, just_reset=_just_reset(shared, unit, reader.saved))
-    keys = ("model", "optimizer", "counts", *(("local",) if with_local else ()))
+    _check_complete(where, stored, replica, just_reset=_just_reset(stored, reader.saved))
+    keys = ("model", "optimizer", "counts", SENT, *(("local",) if with_local else ()))
     restore(replica, reader.read(stored, keys), shared, where)
 
 
@@ -121,10 +124,9 @@ def _check_complete(where: str, tree: dict, replica: Replica, just_reset: bool) 
         )
 
 
-def _just_reset(shared: dict, unit: str, saved: Saved) -> bool:
-    """Whether the replica was reset in a round at this very step, which clears moments that were not finite."""
-    last = shared["rounds"][-1] if shared.get("rounds") else None
-    return last is not None and last["landed_step"] == saved.step and unit in [unit_of(m) for m in last["left_out"]]
+def _just_reset(stored: dict, saved: Saved) -> bool:
+    """Whether the replica was reset at this very step, which clears moments that were not finite."""
+    return stored.get("counts", {}).get("reset_step") == saved.step
 
 
 def change_replicas(replicas: list[Replica], saved: int) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from diloco import checkpoint
 from diloco.errors import BadInput
 from diloco.train.config import TrainConfig, config_hash, to_dict
-from diloco.train.place_check import check_place
+from diloco.train.place_check import check_place, refuse_run_folder
 from diloco.train.replica import Replica
 from diloco.train.run import run_path
 from diloco.train.state import GLOBAL, trees_of, unit_of, weights_in
@@ -26,6 +26,8 @@ class Save(NamedTuple):
     """How long training waited."""
     failed: str | None
     """Why the save before this one, or already this one, came to nothing; None if it did not."""
+    skipped: str | None = None
+    """Why nothing is saved now; None where it is."""
 
 
 class _Settled(NamedTuple):
@@ -48,7 +50,11 @@ class Checkpoints:
         session = self.share(checkpoint.new_session())
         if config.checkpoint_to or world.distributed:  # else it is in the run folder, which says itself what is wrong
             check_place(self.store, world, session)
+        if config.checkpoint_to:
+            world.together(lambda: refuse_run_folder(self.store, run_path(config)) if world.main else None)
         self._failed: str | None = None
+        self._skipped: str | None = None
+        """Why the last save was passed over."""
         self._saving: int | None = None
         self._remains: list[int] = []
         """Steps whose saves failed and may have left something."""
@@ -72,18 +78,21 @@ class Checkpoints:
     def save(self, step: int, replicas: list[Replica], seconds: float, loss: float | None = None) -> Save:
         """Takes a copy of the run's state and begins to write it. `loss`: held-out, of the global weights here.
 
+        Nothing is saved while a replica's own weights are not finite and the global ones are: the next round leaves it
+        out and resets it.
+
         Raises:
-            FloatingPointError: the weights are not finite, and such a checkpoint must not push out a good one.
+            FloatingPointError: the global weights are not finite, or those of a run without rounds between replicas;
+                such a checkpoint must not push out a good one.
             BadInput: there is a checkpoint of this step already.
         """
         began = time.perf_counter()
         units = self._units(replicas)
         bad = checkpoint.first_nonfinite({unit: weights_in(tree) for unit, tree in units.items()})
         failed, base, names = self._settle(bad)
-        if found := next(filter(None, names), None):
-            raise FloatingPointError(
-                f"{found} is not finite after inner step {step}: no checkpoint was written, earlier ones were kept"
-            )
+        self._failed, self._skipped = None, self._why_skipped(step, [name for name in names if name])
+        if self._skipped:
+            return Save(self.store.name(step), time.perf_counter() - began, failed, self._skipped)
         trees, elsewhere = self._parts(units)
         meta = self._meta(step, replicas[0], seconds, loss) if self.world.main else None
         self._saving = step
@@ -94,14 +103,28 @@ class Checkpoints:
         return Save(self.store.name(step), time.perf_counter() - began, failed or self._failed)
 
     def finish(self) -> None:
-        """Until the last save is a checkpoint. Raises OSError, on all ranks, in one sentence where it fails."""
+        """Until the last save is a checkpoint. Raises on all ranks, in one sentence, OSError where it fails,
+        FloatingPointError where it was passed over."""
         if failed := self._settle().failed or self._failed:
             raise OSError(failed)
+        if self._skipped:
+            raise FloatingPointError(f"{self._skipped}, so the run ends without a last one; earlier ones were kept")
 
     def close(self) -> None:
         self._writer.close()
 
     # -- details
+
+    def _why_skipped(self, step: int, not_finite: list[str]) -> str | None:
+        """`not_finite`: the weights that each rank found. Raises FloatingPointError where no round will repair them."""
+        if not not_finite:
+            return None
+        healed_by_others = self.config.method != "dp" and self.world.replicas > 1
+        fatal = [name for name in not_finite if not healed_by_others or name.startswith(f"{GLOBAL}/")]
+        why = f"{[*fatal, *not_finite][0]} is not finite after inner step {step}: no checkpoint was written"
+        if fatal:
+            raise FloatingPointError(f"{why}, earlier ones were kept")
+        return why
 
     def _units(self, replicas: list[Replica]) -> dict[str, Any]:
         """This process's share of each unit, by name."""

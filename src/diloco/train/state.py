@@ -3,6 +3,8 @@
     global       anchor, outer, buffers, rounds: the same on all replicas; nothing with method dp
     replica-m    model, optimizer, local, counts
 
+and, of a replica over several devices, in both `sent`, the bytes that each of them sent.
+
 Everything is by parameter name, never by an optimizer's own index, so that it fits whatever the mesh: a pipeline stage
 has other parameters, and sharded ones are grouped apart. Data order, learning rates and random numbers are functions of
 the step and need no state; an optimizer's settings are the configuration's.
@@ -19,6 +21,7 @@ from torch import Tensor
 from diloco.checkpoint import Saved, StoredTensor, read_tree
 from diloco.errors import BadInput
 from diloco.outer.tensors import clean_name
+from diloco.train import sent
 from diloco.train.replica import Replica
 
 GLOBAL = "global"
@@ -35,7 +38,9 @@ def trees_of(replica: Replica) -> tuple[dict[str, Any], dict[str, Any]]:
     if replica.sync is None:
         return own, {}
     state = replica.sync.state_dict()
-    return own | {key: state[key] for key in _OWN}, {key: state[key] for key in _SHARED}
+    own_sent, shared_sent = sent.counts_of(replica.sync)
+    own |= {key: state[key] for key in _OWN}
+    return own | own_sent, {key: state[key] for key in _SHARED} | shared_sent
 
 
 def weights_in(tree: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +115,7 @@ def restore(replica: Replica, own: dict[str, Any], shared: dict[str, Any], where
         _restore_optimizer(optimizer, names, own["optimizer"])
     if replica.sync is not None:
         replica.sync.load_state_dict({**shared, **{key: own[key] for key in _OWN if key in own}})
+        sent.take_up(replica.sync, own, shared)
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, names: dict[int, str], states: dict[str, dict]) -> None:

@@ -118,7 +118,7 @@ def _newest(located: Located) -> tuple[Saved, list[str]]:
         raise BadInput(
             f"{located.store} is not a run folder (no {CONFIG}) and holds no checkpoints: name one that does"
         )
-    reason = f" ({'; '.join(skipped)})" if skipped else ""
+    reason = f" ({'; '.join(store.causes())})" if skipped else ""
     raise BadInput(f"{located.store} holds no whole checkpoint{reason}: train the run again, or name another")
 
 
