@@ -131,7 +131,7 @@ def test_goodput_falls_with_chips_and_rises_with_replicas():
 @pytest.mark.parametrize("link", ["30mbit,20ms", "300mbit,20ms", "10gbit,1ms"])
 @pytest.mark.parametrize("overlap", [0, 1, 5])
 def test_a_window_waits_as_long_as_the_clock_says(link, overlap):
-    """Messages that land before the next is sent; test_queueing.py has those that meet."""
+    """Messages that land before the next is sent; test_waiting.py has those that meet."""
     run = settle(streaming(ask(between=link, overlap=overlap, fragments=5, tensor=None))).run
     played, spent = window(run), clock(run)
     waits_s = sum(end - start for start, end in played.waiting)

@@ -123,8 +123,8 @@ def test_framing_lengthens_what_is_on_the_line_and_nothing_else() -> None:
     bare = run_of(backward_share=0.0)
     framed = replace(bare, cluster=replace(bare.cluster, between=Link("b", 0.008, 0.5, framing=1.25)))
     assert clock(bare).step_s == pytest.approx(1 + 4.0)
-    assert clock(framed).step_s == pytest.approx(1 + 1.25 * 4.0 + 0.5)
-    assert clock(with_between(framed, 0.016)).step_s == pytest.approx(1 + 1.25 * 2.0 + 0.5)
+    assert clock(framed).step_s == pytest.approx(1 + 1.25 * 4.0 + 2 * 0.5)
+    assert clock(with_between(framed, 0.016)).step_s == pytest.approx(1 + 1.25 * 2.0 + 2 * 0.5)
 
 
 @pytest.mark.parametrize("share, wanted_s", [(0.0, 5.0), (0.5, 4.5), (1.0, 4.0)])
