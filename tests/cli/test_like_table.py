@@ -5,10 +5,14 @@ OMP_NUM_THREADS=1 pytest tests/cli/test_like_table.py
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.cli import answer, refusal, text
 
-from diloco.plan.table_rows import published_table
+from diloco.cli.plan_table import table_text
+from diloco.plan.table_rows import UnreadRow, published_table
+from diloco.plan.utilization import Cell, Cells
 
 HEADER = "model,step_time_s,method,target_cu_pct,gbit_per_s,source\n"
 
@@ -38,9 +42,10 @@ def test_the_summary_is_first_and_every_cell_follows(table, capsys):
 def test_json_has_the_same(table, capsys):
     found = answer(capsys, "plan", "--like", table)
     assert found["summary"] == {"cells": 75, "exact": 70, "one_step_off": 5, "further_off": 0, "not_printed": 0,
-                                "off_the_grid": 0}  # fmt: skip
+                                "off_the_grid": 0, "not_read": 0}  # fmt: skip
     first = {"model": "1B", "method": "Data-Parallel", "target": 0.5, "printed": "86.8", "computed": "86.8"}
     assert found["cells"][0] == {**first, "steps_off": 0, "on_grid": True, "place": "row 1 of table.csv"}
+    assert found["rows_not_read"] == []
     assert found["columns_not_read"] == ["source"] and found["sync_every"] == 100
 
 
@@ -57,13 +62,44 @@ def test_a_cell_off_the_grid_is_said(table, capsys):
     )
 
 
+def test_rows_that_cannot_be_read_lose_no_others(table, capsys):
+    good = table.read_text().splitlines()
+    bad = ["1B,0.1,gossip,50,1.4,", "1B,0.1,gossip,80,2.5,", "1B,0.1,DiLoCo,50", "1B,0.1,DiLoCo,50,much,"]
+    table.write_text("\n".join([*good[:11], *bad, *good[11:]]) + "\n")
+    lines = text(capsys, "plan", "--like", table).splitlines()
+    assert lines[0] == "75 cells in Gbit/s: 70 exact, 5 one grid step off (95% of 79 within one)"
+    assert lines[1].startswith("not read: rows 11, 12 of table.csv: method is 'gossip': 'gossip' is not understood")
+    assert lines[2].startswith("not read: row 13 of table.csv: it has not as many cells")
+    assert lines[3].startswith("not read: row 14 of table.csv: gbit_per_s is 'much")
+    found = answer(capsys, "plan", "--like", table)
+    assert found["summary"]["not_read"] == 4 and found["summary"]["exact"] == 70
+    assert [row["place"].split()[1] for row in found["rows_not_read"]] == ["11", "12", "13", "14"]
+
+
+def test_all_is_said_of_all_cells_alone():
+    exact = Cell("1B", "DiLoCo", 0.5, "1.4", "1.4", 0)
+    left_out = UnreadRow("row 3", "method is empty")
+    for cells, words in [
+        (Cells([exact] * 300), "(100% within one)"),
+        (Cells([exact] * 299, [left_out]), "(99% of 300 within one)"),
+        (Cells([exact] * 299 + [replace(exact, steps_off=2)]), "(99% within one)"),
+    ]:
+        assert words in table_text(cells, (), 100).splitlines()[0]
+
+
+def test_a_table_of_which_nothing_can_be_read_is_refused(table, capsys):
+    table.write_text(HEADER + "1B,0.1,gossip,50,1.4,\n1B,0.1,swarm,50,1.4,\n")
+    said = refusal(capsys, "plan", "--like", table)
+    assert "row 1 of table.csv: method is 'gossip'" in said and "; 1 other row cannot be read either" in said
+
+
 @pytest.mark.parametrize(
     "row, words, sentence",
     [
         ("1B,0.1,gossip,50,1.4,", (), "row 1 of table.csv: method is 'gossip': 'gossip' is not understood"),
         ("large,0.1,DiLoCo,50,1.4,", (), "row 1 of table.csv: model is 'large', which has no size in it"),
         ("1B,0.1,DiLoCo,0.5,1.4,", (), "write 50% or 0.5%"),
-        ("1B,0.1,DiLoCo,50", (), "row 1 of table.csv has not as many cells as the header"),
+        ("1B,0.1,DiLoCo,50", (), "row 1 of table.csv: it has not as many cells as the header"),
         ("1B,0.1,DiLoCo,50,1.4,", ("--sync-every", 0), "--sync-every is 0: give 1 or more"),
         ("1B,0.1,DiLoCo,50,1.4,", ("--overlap", 1), "leave --overlap out"),
         ("1B,0.1,DiLoCo,50,1.4,", ("--report", "page.html"), "leave --report out"),

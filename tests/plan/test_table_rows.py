@@ -103,6 +103,44 @@ def test_headers_may_be_spelled_otherwise_and_others_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    "target", ["CU (%)", "CU %", "Compute utilization (%)", "utilization", "Compute Utilisation", "target (percent)"]
+)
+@pytest.mark.parametrize(
+    "bandwidth",
+    ["Bandwidth (Gbit/s)", "Gb/s", "Gbits/s", "Gbit/s needed", "Needed bandwidth [Gbps]", "Gbit/s", "required Gbit/s"],
+)
+def test_headers_with_units(target, bandwidth) -> None:
+    record = {key: ROW[key] for key in ("model", "step_time_s", "method")}
+    table = read_table([{**record, target: "50", bandwidth: "1.4"}])
+    assert (table.rows[0].target, table.rows[0].printed, table.unread) == (0.5, "1.4", ())
+
+
+@pytest.mark.parametrize("header", ["GB/s", "Bandwidth (GB/s)", "Mbit/s at CU=50%", "MB/s 50%"])
+def test_bandwidths_in_other_units_are_not_taken_for_gbit(header) -> None:
+    record = {key: ROW[key] for key in ("model", "step_time_s", "method")}
+    with pytest.raises(BadInput, match="has no column|in [GM]B|in Mbit"):
+        read_table([{**record, "CU": "50", header: "1.4"} if "50" not in header else {**record, header: "1.4"}])
+
+
+def test_any_header_that_ends_in_a_percentage_is_a_target() -> None:
+    record = {key: ROW[key] for key in ("model", "step_time_s", "method")}
+    first = "Gbit/s to reach a compute utilization CU=50%"
+    table = read_table([{**record, first: "1.4", "80%": "2", "at 99.5 %": "3", "note": "x"}])
+    assert [(row.target, row.printed) for row in table.rows] == [(0.5, "1.4"), (0.8, "2"), (0.995, "3")]
+    assert table.unread == ("note",)
+    assert read_table([{**ROW, "spread at 95%": "1"}]).unread == ("spread at 95%",), "a long table has its targets"
+    with pytest.raises(BadInput, match="two columns for 50%, '50%' and 'CU=50%'"):
+        read_table([{**record, "50%": "1.4", "CU=50%": "2"}])
+
+
+def test_a_row_that_cannot_be_read_is_kept_apart() -> None:
+    wide = {"model": "1B", "step_time_s": 0.1, "method": "DiLoCo", "50%": "1.4", "80%": "5.2"}
+    table = read_table([wide, {**wide, "model": "large"}, {**wide, "method": ""}])
+    assert len(table.rows) == 2 and [row.cells for row in table.unread_rows] == [2, 2]
+    assert str(table.unread_rows[1]).startswith("row 3: method is empty")
+
+
+@pytest.mark.parametrize(
     "headers, delimiter",
     [("50%,80%,90%,95%,99%", ","), ("50,80,90,95,99", ";"), ("cu_50,cu_80,cu_90,cu_95,cu_99", "\t")],
 )
@@ -127,7 +165,8 @@ def test_a_file_that_is_no_table_is_refused(tmp_path) -> None:
     for text, words in {
         "": "has no rows",
         "model,method\n": "has no rows",
-        "model,method\n1B\n": "as many cells",
+        "model,method\n1B,DiLoCo\n": "has no column 'step_time_s'",
+        ",".join(ROW) + "\n1B\n": "row 1 of table.csv: it has not as many cells",
     }.items():
         path = tmp_path / "table.csv"
         path.write_text(text)

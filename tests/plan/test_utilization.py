@@ -159,6 +159,19 @@ def test_h_of_names_and_rows_that_have_none() -> None:
         recompute(table[0])
 
 
+def test_cells_that_cannot_be_computed_lose_no_others() -> None:
+    wide = {"model": "1B", "step_time_s": 0.1, "method": "DiLoCo", "50%": "1.4", "80%": "5.2"}
+    table = [wide, {**wide, "method": "gossip"}, {**wide, "80%": "much"}, {**wide, "model": "large"}]
+    found = recompute_table(table)
+    assert len(found) == 3 and summary(found)["not_read"] == 5
+    assert [(row.place, row.cells) for row in found.unread_rows] == [("row 2", 2), ("row 3", 1), ("row 4", 2)]
+    with pytest.raises(BadInput, match="row 1: method is 'gossip'.*; 1 other row cannot be read either"):
+        recompute_table([table[1], table[1]])
+    for settings in ({"sync_every": 0}, {"overlap_steps": -1}, {"tau": 5}):
+        with pytest.raises(BadInput, match=f"^{next(iter(settings))} is"):
+            recompute_table([{**wide, "method": "DDP"}, wide], **settings)
+
+
 def test_the_docs_snippet_runs_as_written(tmp_path, monkeypatch, capsys) -> None:
     text = (Path(__file__).parents[2] / "docs" / "plan-model.md").read_text(encoding="utf-8")
     section = text.partition("## Other settings\n")[2].partition("\n## ")[0]

@@ -33,7 +33,17 @@ _SYNC_EVERY = (
     rf"\bh{_IS}(\d+){_END}(?: inner)?(?: steps\b)?",
     rf"\b(?:sync\w* )?every{_IS}{_N}{_END}(?: inner)?(?: steps?\b)?",
     rf"\bsync interval{_IS}{_N}{_END}",
+    rf"{_N} local steps?\b",
 )
+_INNER_STEPS = rf"{_N} inner steps\b"
+_MAY_BE_OVERLAP = r"overlap|delay|eager|streaming|\btau|\u03c4|\bouter step"
+"""Beside one of these, inner steps may be an overlap; beside none of them they are H."""
+_HYPHENED_H = rf"(?<=diloco)-(\d{{2,}}){_END}"
+"""DiLoCo-30. A single digit may be the replicas."""
+_MEMBERS = r"(?:model )?(?:replicas?|workers?)"
+_REPLICAS = (rf"\bm{_IS}(\d+){_END}(?: {_MEMBERS}\b)?", rf"(?:\bk{_IS}|(?<![\w.=:]))(\d+) {_MEMBERS}\b",
+             rf"\b(?:replicas|workers){_IS}{_N}{_END}")  # fmt: skip
+_MIXING = rf"(?:\balpha|\b\u03b1|\bmixing(?: (?:factor|weight|coefficient))?)(?: of)?{_IS}(\d*\.?\d+){_END}"
 _FRAGMENT_LAYERS = (
     rf"{_N} ?layers?(?: per| a| in each)? fragments?\b",
     rf"\bfragments? layers?{_IS}{_N}{_END}",
@@ -47,11 +57,16 @@ _BITS = (
     rf"\bbits?(?: per param(?:eter)?s?)?\s*[=:]\s*(\d+(?:\.\d+)?){_END}",
 )
 _MINIFLOAT = r"\be(\d)m(\d)(?:fn)?\b"
+_NOT_MORE = r"(?![^;]*\b(?:and|or|nor|overlap\w*)\b)"
+"""So that no negation reaches further than its word."""
 _NO_OVERLAP = (
     rf"\b(?:without|no|non|not|0)(?: any)?(?: {_COMM})? ?overlap\w*(?: {_COMM}\b)?(?! (?:and|or|nor)\b)",
     r"\bunoverlapp\w+",
     rf"\boverlap\w*{_IS}(?:none|off)\b",
+    rf"\b(?:without|no|non|not|0)(?: any)? ?delay(?:ed|s)?\b{_NOT_MORE}",
 )
+_NOT_EAGER = rf"\bnon ?eager(?:ly)?\b|\b(?:without|no|not)(?: any)? eager(?:ly)?\b{_NOT_MORE}"
+"""Says nothing of an overlap: a delayed update is not eager either."""
 _OVERLAP_COUNTED = (
     rf"\b(?:overlap\w*|delay\w*|eager)(?: of| by| for)?{_IS}{_N}{_END}(?: (inner|outer))?(?: steps?\b)?",
     rf"\b(?:tau|τ)(?: of)?{_IS}(\d+){_END}(?: (inner|outer))?(?: steps?\b)?",
@@ -60,17 +75,30 @@ _OVERLAP_COUNTED = (
 _OVERLAP_ONE = r"\b(inner|outer) steps?\b"
 _OUTER_WORDS = r"\b(?:eager(?:ly)?|delayed|delay)\b"
 _OVERLAP_WORD = r"\boverlap(?:s|ped|ping)?\b"
-_DATA_PARALLEL = r"\b(?:data ?parallel(?:ism)?|ddp|dp)\b"
+_DATA_PARALLEL = r"\b(?:(?:fully sharded |distributed )?data ?parallel(?:ism)?|ddp|dp|fsdp)\b"
+_ALL_REDUCE = r"\ball ?reduce\b"
+_DILOCO = r"\b(?:(?:open ?)?diloco|muloco|local ?sgd)\b"
+"""And its relatives that send as much as often."""
 _NOT_STREAMING = r"\b(?:non|not|without|no) ?streaming\b"
 _CONSECUTIVE, _STRIDED = r"\b(?:sequential|consecutive)\b(?: pattern\b)?", r"\bstrided\b(?: pattern\b)?"
-_QUANTIZED = r"\b(?:quanti[sz](?:ed|ation|ing)|compressed)\b"
-_NOT_QUANTIZED = r"\b(?:un|(?:no|non|not|without) ?)quanti[sz](?:ed|ation)\b"
+_QUANTIZED = r"\b(?:quanti[sz](?:ed|ation|ing)|compress(?:ed|ion))\b"
+_NOT_QUANTIZED = r"\b(?:un|(?:no|non|not|without) ?(?:gradient )?)(?:quanti[sz](?:ed|ation)|compress(?:ed|ion))\b"
+_OPTIMIZER = r"(?:adamw?|muon)"
+_WIDTH = r"(?:\d+[ -]?bits?|(?:bf|fp|nf|f|int)-?\d+)"
+_OPTIMIZER_BITS = rf"{_WIDTH}[ -]+{_OPTIMIZER}\b|\b{_OPTIMIZER}[ -]*\(?[ -]*{_WIDTH}\b"
 _FILLER = frozenset(
     "with and of for to using in at the a an comm com comms communication communications method naive vanilla plain "
-    "standard baseline ours our variant update updates gradient gradients".split()
+    "standard baseline ours our variant update updates gradient gradients compute computation sync synchronous "
+    "adam adamw muon sgd nesterov momentum".split()
 )
-_MARKS = ".:*\u2020\u2021"
-"""Full stops and the signs of footnotes."""
+_MARKS = ".:*-\u2020\u2021\u00a7\u00b6"
+"""Full stops, hyphens and the signs of footnotes."""
+_RAISED = r"[\u00b2\u00b3\u00b9\u2070-\u207f]+"
+"""Signs of footnotes too, but for an exponent."""
+_CITATION = (
+    r"\[\s*\d+(?:\s*[,;\u2013-]\s*\d+)*\s*\]"
+    r"|[^\W\d][\w'\u2019-]* et al\b\.?(?:,? *[(\[]?(?:19|20)\d\d[a-z]?\b)?"
+)
 _COUNTING = {word: str(n) for n, word in enumerate("zero one two three four five six seven eight nine ten".split())}
 
 
@@ -137,21 +165,23 @@ def _parts(said: MethodName, given: dict[str, Any]) -> dict[str, int | None]:
 def read_name(name: str) -> MethodName:
     """Raises BadInput for a name with a word that is not understood, or with two that contradict one another."""
     text = _Text(name)
-    sync_every = text.one("H", _SYNC_EVERY)
+    if re.search(_OPTIMIZER_BITS, text.name.lower()):
+        raise text.refused("bits beside an optimizer may be its own or those sent: write the optimizer elsewhere")
+    text.one("replicas", _REPLICAS)
+    text.take(_MIXING)
+    none = bool([found for pattern in _NO_OVERLAP for found in text.take(pattern)])
+    text.take(_NOT_EAGER)
+    inner = () if re.search(_MAY_BE_OVERLAP, text.left) else (_INNER_STEPS,)
+    sync_every = text.one("H", (*_SYNC_EVERY, *inner, _HYPHENED_H))
     fragment_layers = text.one("layers of a fragment", _FRAGMENT_LAYERS)
     fragments = text.one("fragments", _FRAGMENTS)
-    widths = {1 + int(e) + int(m) for e, m in text.take(_MINIFLOAT)}
-    widths |= {float(found) for pattern in _BITS for (found,) in text.take(pattern)}
-    bits = text.only("bits", widths)
-    if text.take(_NOT_QUANTIZED) and bits not in (None, PAPER_BITS):
-        raise text.refused(f"it is not quantized and has {bits:g} bits: leave one of the two out")
-    if bits is not None:
-        text.take(_QUANTIZED)
-    text.take(r"\bouter (?:pseudo )?(?=gradient)")
+    bits = _bits(text)
+    text.take(r"\bouter (?:pseudo )?(?=gradients?\b|updates?\b)")
     not_streaming = bool(text.take(_NOT_STREAMING))
-    overlap = _overlap(text)
+    overlap = _overlap(text, none)
     data_parallel, streaming = bool(text.take(_DATA_PARALLEL)), bool(text.take(r"\bstreaming(?=\b|diloco\b)"))
-    diloco = bool(text.take(r"\bdiloco\b"))
+    diloco, all_reduce = bool(text.take(_DILOCO)), bool(text.take(_ALL_REDUCE))
+    data_parallel |= all_reduce and not (diloco or streaming or fragments or fragment_layers)
     consecutive, strided = bool(text.take(_CONSECUTIVE)), bool(text.take(_STRIDED))
     text.refuse_the_rest()
     if data_parallel:
@@ -176,9 +206,20 @@ def read_name(name: str) -> MethodName:
     return MethodName(False, not whole, sync_every, overlap, bits, fragment_layers, fragments, pattern)
 
 
-def _overlap(text: _Text) -> tuple[int, str] | None:
-    """Steps, and whether they are inner or outer ones."""
-    none = bool([found for pattern in _NO_OVERLAP for found in text.take(pattern)])
+def _bits(text: _Text) -> float | None:
+    widths = {1 + int(e) + int(m) for e, m in text.take(_MINIFLOAT)}
+    widths |= {float(found) for pattern in _BITS for (found,) in text.take(pattern)}
+    bits = text.only("bits", widths)
+    if text.take(_NOT_QUANTIZED) and bits not in (None, PAPER_BITS):
+        raise text.refused(f"it is not quantized and has {bits:g} bits: leave one of the two out")
+    if bits is not None:
+        text.take(_QUANTIZED)
+    return bits
+
+
+def _overlap(text: _Text, none: bool) -> tuple[int, str] | None:
+    """Steps, and whether they are inner or outer ones. `none`: the name has said that there is no overlap."""
+    said = text.left
     free = [(int(n), unit) for pattern in _OVERLAP_COUNTED[:2] for n, unit in text.take(pattern)]
     counted = [(int(n), unit) for n, unit in text.take(_OVERLAP_COUNTED[2])]
     counted += [(1, unit) for (unit,) in text.take(_OVERLAP_ONE)]
@@ -186,9 +227,9 @@ def _overlap(text: _Text) -> tuple[int, str] | None:
     for n, unit in counted:
         if unit != "outer" and not (word or outer or (n, unit) == (1, "inner")):
             raise text.refused(f"{n} steps may be H or an overlap: write H={n} or {n}-inner-step overlap")
-    if "eager" in text.start and any(unit != "outer" for _, unit in (*free, *counted)):
+    if "eager" in said and any(unit != "outer" for _, unit in (*free, *counted)):
         raise text.refused("eager updates overlap whole outer steps: write 1 outer step eager")
-    if "delay" in text.start and any(not unit for _, unit in (*free, *counted)):
+    if "delay" in said and any(n and not unit for n, unit in (*free, *counted)):
         raise text.refused("steps of a delay may be inner or outer ones: write 1-outer-step delayed, or tau=5")
     found = {(n, "outer" if unit == "outer" else "inner") for n, unit in (*free, *counted)}
     if len(found) > 1 or (none and (any(n for n, _ in found) or outer or word)):
@@ -205,7 +246,7 @@ class _Text:
 
     def __init__(self, name: str) -> None:
         self.name = str(name)
-        self.start = self.left = _plain(self.name)
+        self.left = _plain(self.name)
 
     def take(self, pattern: str) -> list[tuple[str, ...]]:
         """The groups of all places where `pattern` is, which are gone afterwards."""
@@ -236,13 +277,15 @@ class _Text:
 
 def _plain(name: str) -> str:
     """In small letters, hyphens inside words as blanks, other punctuation as semicolons, numbers as digits."""
-    text = unicodedata.normalize("NFKC", name).lower()
+    text = re.sub(rf"(?<=\d)(?={_RAISED})", "^", name)
+    text = re.sub(rf"(?<!\^){_RAISED}", " ", text)
+    text = re.sub(_CITATION, _GONE, unicodedata.normalize("NFKC", text).lower())
     text = re.sub(r"\bw/o\b", "without", text)
     text = re.sub(r"\bw[/.]", "with ", text)
-    text = re.sub(r"\\(?=tau)|\$", "", text)
+    text = re.sub(r"\\(?=tau|alpha)|\$", "", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"\s*/\s*(?=fragment)|\bper[ -](?=fragment)", " per ", text)
-    text = re.sub(r"(?<=\w)[-_\u2010-\u2015\u2212]+(?=\w)", " ", text)
+    text = re.sub(r"(?<=\w)(?<!diloco(?=-\d))[-_\u2010-\u2015\u2212]+(?=\w)", " ", text)
     text = re.sub(r"(?<=\s)[-\u2010-\u2015](?=\s)|[(),\[\]{}/+&|\"']", _GONE, text)
     text = re.sub(r"[a-z]+", lambda word: _COUNTING.get(word[0], word[0]), text)
     return re.sub(r"\s+", " ", text).strip()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -15,7 +15,7 @@ from typing import Any
 
 from diloco.errors import BadInput
 from diloco.plan.model import known_models
-from diloco.units import parse_bandwidth, parse_count, parse_duration
+from diloco.units import format_things, parse_bandwidth, parse_count, parse_duration
 
 PUBLISHED = ("streaming_t04", "scaling_t06")
 
@@ -33,9 +33,11 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "target",
         "compute_utilization",
         "compute_utilisation",
+        "utilization",
+        "utilisation",
         "cu",
     ),
-    "gbit_per_s": ("gbit_per_s", "gbit_s", "gbits", "gbps", "bandwidth", "bandwidth_gbit_per_s", "bandwidth_gbit_s"),
+    "gbit_per_s": ("gbit_per_s", "bandwidth"),
     "sync_every": ("sync_every", "h"),
     "overlap_steps": ("overlap_steps", "overlapped_steps", "tau"),
     "bits_per_param": ("bits_per_param", "bits"),
@@ -49,6 +51,10 @@ SETTINGS = ("sync_every", "overlap_steps", "bits_per_param", "fragment_layers", 
 _TARGET_HEADER = re.compile(
     r"(?:target|cu|at|gbit_per_s|gbit_s|gbps)?_*(\d{1,2}(?:\.\d+)?)_*(?:%|pct|percent)?_*(?:cu)?"
 )
+_ENDS_IN_PERCENT = re.compile(r"(?:.*[^\d.])?(\d{1,2}(?:\.\d+)?)_*%")
+_GBIT = r"(?:gbit_per_s|gbits?(?:_s)?|gb_s|gbps)"
+_BANDWIDTH_HEADER = re.compile(rf"(?:needed_|required_)?(?:bandwidth|(?:bandwidth_)?{_GBIT})(?:_needed|_required)?")
+_OTHER_UNIT = re.compile(r"(?<![A-Za-z])(?:[KMGT]i?B|[kKMT]i?b(?:its?|ps)?|[kKMGT]?[Bb]ytes?)(?![A-Za-z])")
 _BLANK = ("", "-", "\N{EN DASH}", "\N{EM DASH}", "nan")
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[ ]?([kmbt])(?:illion)?\b", re.IGNORECASE)
 
@@ -73,12 +79,26 @@ class TableRow:
 
 
 @dataclass(frozen=True)
+class UnreadRow:
+    """A row that is left out."""
+
+    place: str
+    why: str
+    """A sentence without its full stop."""
+    cells: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.why}"
+
+
+@dataclass(frozen=True)
 class Table:
     """What was read."""
 
     rows: tuple[TableRow, ...]
     unread: tuple[str, ...]
     """Headers of columns that say nothing here, such as source."""
+    unread_rows: tuple[UnreadRow, ...] = ()
 
 
 def published_table(name: str) -> list[dict[str, str]]:
@@ -94,24 +114,37 @@ def read_table(table: str | Path | Iterable[Mapping[str, Any]], layers: int | No
         layers: for the rows of models whose layers are neither in the table nor known.
 
     Raises:
-        BadInput: no such file, a missing column, or a cell that is not what its column holds; names the row.
+        BadInput: no such file, a missing column, or not one row whose cells are what their columns hold; names the row.
     """
-    if isinstance(table, (str, Path)):
-        name, records = f" of {Path(table).name}", _read_csv(Path(table))
-    else:
-        name, records = "", [dict(record) for record in table]
+    is_file = isinstance(table, (str, Path))
+    name = f" of {Path(table).name}" if is_file else ""
+    records = _read_csv(Path(table)) if is_file else [dict(record) for record in table]
     if not records:
         raise BadInput(f"table{name} has no rows: give one with {_columns_wanted()}")
     found: dict[str, dict[str, str]] = {}
     rows: list[TableRow] = []
+    unread: list[UnreadRow] = []
     for number, record in enumerate(records, 1):
-        headers = found.setdefault(str(list(record)), _headers(record, f"table{name}"))
+        place, whole = f"row {number}{name}", {key: cell for key, cell in record.items() if key is not None}
+        headers = found.setdefault(str(list(whole)), _headers(whole, f"table{name}"))
         try:
-            rows += _rows(record, headers, f"row {number}{name}", layers)
+            if is_file and (None in record or None in record.values()):
+                raise BadInput("it has not as many cells as the header: add or remove some")
+            rows += _rows(whole, headers, place, layers)
         except BadInput as error:
-            raise BadInput(f"row {number}{name}: {error}") from error
-    used = {header for headers in found.values() for header in headers}
-    return Table(tuple(rows), tuple(dict.fromkeys(h for record in records for h in record if h not in used)))
+            unread.append(UnreadRow(place, str(error), max(1, sum(map(_is_target, headers.values())))))
+    refuse_none(rows, unread)
+    used = {header for headers in found.values() for header in headers} | {None}
+    others = tuple(dict.fromkeys(h for record in records for h in record if h not in used))
+    return Table(tuple(rows), others, tuple(unread))
+
+
+def refuse_none(read: Sequence[Any], unread: Sequence[UnreadRow]) -> None:
+    """Raises BadInput where nothing is read, with the first reason."""
+    if not read and unread:
+        others = len({row.place for row in unread}) - 1
+        more = f"; {format_things(others, 'other row')} cannot be read either" if others else ""
+        raise BadInput(f"{unread[0]}{more}")
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
@@ -123,24 +156,25 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
         raise BadInput(f"table {path} cannot be read ({error}): give a CSV file in UTF-8") from error
     head = text.partition("\n")[0]
     delimiter = max(",;\t", key=head.count)
-    records = list(csv.DictReader(text.splitlines(), delimiter=delimiter, skipinitialspace=True))
-    for number, record in enumerate(records, 1):
-        if None in record or None in record.values():
-            raise BadInput(f"row {number} of {path.name} has not as many cells as the header: add or remove some")
-    return records
+    return list(csv.DictReader(text.splitlines(), delimiter=delimiter, skipinitialspace=True))
 
 
 def _headers(record: Mapping[str, Any], name: str) -> dict[str, str]:
     """What each header stands for, of those that stand for anything; a target's own column for a number such as 50."""
-    meaning = {alias: key for key, aliases in COLUMNS.items() for alias in aliases}
     found: dict[str, str] = {}
+    ends: dict[str, str] = {}
     for header in record:
         plain = re.sub(r"[^a-z0-9.%]+", "_", str(header).strip().lower()).strip("_")
-        target = _TARGET_HEADER.fullmatch(plain)
-        if plain in meaning:
-            found[header] = meaning[plain]
+        target, end = _TARGET_HEADER.fullmatch(plain), _ENDS_IN_PERCENT.fullmatch(plain)
+        if meaning := _meaning(plain):
+            found[header] = meaning
         elif target and 0 < float(target[1]) < 100:
             found[header] = f"{float(target[1]):g}"
+        elif end and 0 < float(end[1]) < 100:
+            ends[header] = f"{float(end[1]):g}"
+    if "target" not in found.values():
+        found = {header: {**found, **ends}[header] for header in record if header in found or header in ends}
+    _refuse_units(found, name)
     has = set(found.values())
     wide = any(_is_target(key) for key in has)
     if wide and "target" in has:
@@ -151,6 +185,23 @@ def _headers(record: Mapping[str, Any], name: str) -> dict[str, str]:
     if not has & {"params", "size", "model"}:
         raise BadInput(f"{name} has no column 'params' or 'model': give {_columns_wanted()}")
     return found
+
+
+def _meaning(plain: str) -> str | None:
+    for key, aliases in COLUMNS.items():
+        if plain in aliases or (key == "target" and re.sub(r"_?(?:%|pct|percent)$", "", plain) in aliases):
+            return key
+    return "gbit_per_s" if _BANDWIDTH_HEADER.fullmatch(plain) else None
+
+
+def _refuse_units(found: Mapping[str, str], name: str) -> None:
+    """Raises BadInput for bandwidths in other units, and for two columns of one target."""
+    targets: dict[str, str] = {}
+    for header, key in found.items():
+        if (_is_target(key) or key == "gbit_per_s") and (other := _OTHER_UNIT.search(str(header))):
+            raise BadInput(f"{name} has a column {header!r} in {other[0]}: give Gbit/s, and say so in its header")
+        if _is_target(key) and targets.setdefault(key, header) != header:
+            raise BadInput(f"{name} has two columns for {key}%, {targets[key]!r} and {header!r}: leave one out")
 
 
 def _columns_wanted() -> str:

@@ -15,7 +15,7 @@ from diloco.errors import BadInput
 from diloco.plan.graph import Method, Wire, Workload
 from diloco.plan.method_names import PAPER_SYNC_EVERY, paper_method, read_name
 from diloco.plan.steps import simulate
-from diloco.plan.table_rows import Table, TableRow, printed_gbit_per_s, read_table
+from diloco.plan.table_rows import Table, TableRow, UnreadRow, printed_gbit_per_s, read_table, refuse_none
 from diloco.plan.table_rows import published_table as published_table
 
 GRID_GBIT_PER_S: tuple[float, ...] = tuple(10 ** (-1 + 4 * i / 49) for i in range(50))
@@ -45,6 +45,14 @@ class Cell:
     on_grid: bool = True
     """Whether what is printed is a cell of the grid; if not, `steps_off` counts from the nearest."""
     place: str = ""
+
+
+class Cells(list[Cell]):
+    """The cells of a table, and the rows that could not be read."""
+
+    def __init__(self, cells: Iterable[Cell] = (), unread_rows: Iterable[UnreadRow] = ()) -> None:
+        super().__init__(cells)
+        self.unread_rows = tuple(unread_rows)
 
 
 def printed(gbit_per_s: float) -> str:
@@ -132,8 +140,8 @@ def recompute_table(
     steps_after_sync: int | None = None,
     layers: int | None = None,
     **method: Any,
-) -> list[Cell]:
-    """Every cell of a table of needed bandwidths anew.
+) -> Cells:
+    """Every cell of a table of needed bandwidths anew; `unread_rows` of what it returns are those left out, and why.
 
     Args:
         table: a CSV file, mappings from header to cell, or what `read_table` made of either.
@@ -143,16 +151,22 @@ def recompute_table(
         method: other fields of `Method` for the methods whose names and rows say nothing of them.
 
     Raises:
-        BadInput: a column is missing, or a name or a cell is not understood; says in which row.
+        BadInput: a column is missing, a setting is none, or not one row is understood; says which row.
     """
-    rows = (table if isinstance(table, Table) else read_table(table, layers)).rows
-    cells = []
-    for row in rows:
+    paper_method("Streaming DiLoCo", sync_every, **method)
+    found = table if isinstance(table, Table) else read_table(table, layers)
+    cells: list[Cell] = []
+    unread: dict[tuple[str, str], int] = {(row.place, row.why): row.cells for row in found.unread_rows}
+    for row in found.rows:
         try:
             cells.append(_cell(row, sync_every, steps_after_sync, method))
         except BadInput as error:
-            raise BadInput(f"{row.place}: {error}") from error
-    return cells
+            key = (row.place, str(error))
+            unread[key] = unread.get(key, 0) + 1
+    left_out = [UnreadRow(place, why, count) for (place, why), count in unread.items()]
+    left_out.sort(key=lambda row: int(row.place.split()[1]))
+    refuse_none(cells, left_out)
+    return Cells(cells, left_out)
 
 
 def _cell(row: TableRow, sync_every: int, steps_after_sync: int | None, settings: dict[str, Any]) -> Cell:
@@ -202,7 +216,7 @@ def _around(value: float) -> list[int]:
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, int]:
-    """How many cells are exact, within one grid step, further off, and open in the table."""
+    """How many cells are exact, within one grid step, further off, open in the table, and in rows not read."""
     off = [abs(cell.steps_off) for cell in cells if cell.steps_off is not None]
     return {
         "cells": len(cells),
@@ -211,4 +225,5 @@ def summary(cells: Sequence[Cell]) -> dict[str, int]:
         "further_off": sum(steps > 1 for steps in off),
         "not_printed": len(cells) - len(off),
         "off_the_grid": sum(not cell.on_grid for cell in cells),
+        "not_read": sum(row.cells for row in cells.unread_rows) if isinstance(cells, Cells) else 0,
     }
