@@ -5,7 +5,9 @@ pytest tests/cli/test_law_files.py
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from diloco.cli import main
 from diloco.cli.law_input import joined, plain_numbers
 from diloco.errors import BadInput
 from diloco.laws import fit_law, load_law
+from diloco.laws.lawfile import VERSION
 
 
 @pytest.fixture
@@ -137,3 +140,17 @@ def test_pictures_have_places_of_their_own(here, words, says, capsys) -> None:
 def test_outputs_may_share_a_folder(here, capsys) -> None:
     assert main(["fit", "rows.csv", "--out", "new/law.json", "--report", "new/law.html"]) == 0
     assert sorted(path.name for path in Path("new").iterdir()) == ["law.html", "law.json"]
+
+
+@pytest.mark.parametrize("version, which", [(2, "an older release (version 2"), (99, "a newer release (version 99")])
+def test_a_file_of_another_version_says_which(here, version, which) -> None:
+    fit_law("rows.csv").save("law.json")
+    record = json.loads(Path("law.json").read_text())
+    Path("law.json").write_text(json.dumps(record | {"version": version}))
+    with pytest.raises(BadInput, match=re.escape(f"was written by {which}, this one reads {VERSION}): fit the rows")):
+        load_law("law.json")
+
+
+def test_a_table_of_flops_alone_has_no_form_to_compare(here, capsys) -> None:
+    Path("flops.csv").write_text("flops,loss\n" + "".join(f"{10.0**i},{5 - i / 10}\n" for i in range(15, 22)))
+    assert "none varies by itself; give an expression" in refusal(capsys, "fit", "flops.csv", "--compare-forms")

@@ -156,7 +156,7 @@ BAD = {
     "no such hardware": ("--hardware=no/such.toml", "no/such.toml"),
     "model that does not fit": ("--params=1t --tokens=1t", "does not fit"),
     "article and a question": ("--like=article", "leave --params out"),
-    "unknown table": ("--like=paper", "--like is paper: give article"),
+    "unknown table": ("--like=paper", "--like is paper, which is no file: give article"),
     "a share without its sign": ("--mfu=40", "give 40%"),
     "nothing like it": ("--frobnicate=1", "unknown option --frobnicate=1: `diloco plan --help` lists the options"),
     "micro-batches without stages": ("--microbatches=4", "--microbatches is 4 without --pipeline"),

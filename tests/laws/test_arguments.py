@@ -257,3 +257,13 @@ def test_candidates_hold_numbers(cell, says) -> None:
         next_runs(law, 1e21, target, candidates=[{"params": 1e9} | cell])
     (run,) = next_runs(law, 1e21, target, candidates=[{"params": "2B", "flops": "1e18"}])
     assert (run.axes["params"], run.flops) == (2e9, 1e18)
+
+
+def test_predict_refuses_tokens_that_contradict_their_ratio() -> None:
+    params = np.repeat(np.geomspace(1e7, 1e9, 5), 2)
+    ratio = np.tile([20.0, 80.0], 5)
+    rows = {"params": params, "tokens": params * ratio, "loss": 1 + 40 * params**-0.16 * ratio**-0.05}
+    law = fit_law(rows, "A*params^a*tokens_per_param^b + floor", holdout=False)
+    with pytest.raises(BadInput, match="tokens_per_param 40 beside tokens=1000000000.0, .* 10 per parameter: give one"):
+        law.predict(params=1e8, tokens_per_param=40, tokens=1e9)
+    assert law.predict(params=1e8, tokens_per_param=40, tokens=4e9).value == law.predict(params=1e8, tokens=4e9).value

@@ -142,3 +142,15 @@ def test_no_warning_of_numpy_leaks_and_numbers_beyond_it_are_refused() -> None:
         rows["loss"] = rows["loss"] * 1e-300
         with pytest.raises(BadInput, match=r"row 1: loss is .*e-210, outside 1e-100 to 1e\+100"):
             fit_law(rows)
+
+
+def test_a_pull_beyond_any_number_raises_no_warning_and_is_read_back(tmp_path) -> None:
+    params = np.geomspace(1e7, 1e9, 8)
+    loss = (1 + 40 * params**-0.16) * np.exp(0.01 * np.random.default_rng(0).standard_normal(8))
+    loss[7] *= 1e-80
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        law = fit_law({"params": params, "loss": loss}, "A*params^(a*params) + floor", loss="mse")
+    assert max(item.error_pct for item in law.holdout.influence) == np.inf
+    law.save(tmp_path / "law.json")
+    assert load_law(tmp_path / "law.json").holdout == law.holdout

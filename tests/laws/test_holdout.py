@@ -86,16 +86,46 @@ def test_runs_here_and_there_are_no_pattern(bad) -> None:
 def test_where_runs_left_out_lie_together() -> None:
     params, replicas = (grid.ravel() for grid in np.meshgrid(SIZES, [1.0, 2.0, 4.0, 8.0], indexing="ij"))
     columns = {"params": params, "replicas": replicas}
-    (one,) = misfits("params", columns, [0, 4, 8])
-    assert (one.axis, one.level, one.runs, one.of) == ("replicas", 1.0, (0, 4, 8), 3)
+    (one,) = misfits("params", columns, [0, 4, 8, 12])
+    assert (one.axis, one.level, one.runs, one.of) == ("replicas", 1.0, (0, 4, 8, 12), 4)
     assert one.holds(1) and one.holds(0.5) and not one.holds(2)
-    (middle,) = misfits("params", columns, [2, 6, 10, 23])
-    assert str(middle).startswith("3 of the 4 runs that the fit left out have replicas 4: ")
+    (middle,) = misfits("params", columns, [2, 6, 10, 14, 18, 23])
+    assert str(middle).startswith("5 of the 6 runs that the fit left out have replicas 4: ")
     assert middle.holds(4) and not middle.holds(8)
     alone = {"params": np.geomspace(1e7, 1e9, 12)}
     (far,) = misfits("params", alone, [9, 10, 11])
     assert str(far).startswith("all 3 runs that the fit left out have params 4.329e+08 or more: ") and far.holds(1e12)
     assert doubtful("params", alone, [9, 10, 11]) == {9, 10, 11} and doubtful("params", alone, [3, 9]) == set()
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 2), (6, 4, 2), (6, 4, 1)])
+@pytest.mark.parametrize("bad", [2, 3, 4])
+def test_bad_runs_anywhere_are_hardly_ever_a_pattern(shape, bad) -> None:
+    axes = (np.geomspace(2e7, 2e9, shape[0]), 2.0 ** np.arange(shape[1]), 30.0 * 3 ** np.arange(shape[2]))
+    grid = [values.ravel() for values in np.meshgrid(*axes, indexing="ij")]
+    columns = dict(zip(("params", "replicas", "sync_every"), grid, strict=True))
+    random = np.random.default_rng(bad)
+    draws = [random.choice(grid[0].size, bad, replace=False).tolist() for _ in range(100)]
+    assert sum(bool(misfits("params", columns, draw)) for draw in draws) <= 5
+    named = {run for misfit in misfits("params", columns, draws[0]) for run in misfit.runs}
+    assert doubtful("params", columns, draws[0]) == named
+
+
+@pytest.mark.parametrize("bad", [(3, 22), (20, 21, 23), (15, 19, 23), (7, 15, 21, 23), (22, 23)])
+def test_what_a_note_doubts_is_not_set_aside_and_the_other_way_round(bad) -> None:
+    law = fit_law(ladder(bad, 1.06), FORM)
+    left_out = {*np.flatnonzero(law.runs.weight == 0).tolist()}
+    doubted = {run for misfit in law.misfits for run in misfit.runs}
+    assert left_out == {*bad} and left_out - {*law.holdout.set_aside} == doubted
+    assert any("all the same: there the law may be what is wrong" in note for note in law.notes) == bool(doubted)
+
+
+def test_three_bad_runs_at_one_level_of_many_are_named() -> None:
+    params, replicas = (grid.ravel() for grid in np.meshgrid(np.geomspace(3e7, 3e9, 6), [1, 2, 4, 8.0]))
+    loss = (36 * params**-0.155 * replicas**0.0187 + 1.03) * np.exp(0.003 * np.random.default_rng(3).normal(size=24))
+    loss[(replicas == 8) & (params > 2e8)] *= 1.04
+    law = fit_law({"params": params, "replicas": replicas, "loss": loss})
+    assert [misfit.level for misfit in law.misfits] == [8.0] and law.holdout.set_aside == ()
 
 
 def test_a_clean_ladder_sets_nothing_aside() -> None:
@@ -116,7 +146,7 @@ def test_a_law_that_leaves_most_of_the_largest_size_out_is_tested_on_it(bad) -> 
 
 @pytest.mark.parametrize("place, counts", [(9, True), (8, False), (7, False)])
 def test_one_run_a_size(place, counts) -> None:
-    """The largest run alone may be the law's fault; one with a run beyond it that the law fits is not."""
+    """The largest run is all the test there is at its size; one with a run beyond it that the law fits is set aside."""
     params = np.geomspace(1e7, 1e10, 10)
     loss = truth(params, np.ones(10)) * np.exp(0.003 * np.random.default_rng(1).standard_normal(10))
     loss[place] *= 1.2
@@ -124,6 +154,14 @@ def test_one_run_a_size(place, counts) -> None:
     assert np.flatnonzero(law.runs.weight == 0).tolist() == [place]
     assert law.holdout.set_aside == (() if counts else (place,))
     assert max(split.mean_error_pct for split in law.holdout.splits) > 5 or not counts
+    assert any("which the fit left out, all the same: nothing else was run at the largest" in n for n in law.notes) == (
+        counts
+    )
+
+
+def test_one_bad_run_at_the_far_corner_is_set_aside() -> None:
+    law = fit_law(ladder((23,)), FORM)
+    assert law.holdout.set_aside == (23,) and not any("most runs" in note or "counts" in note for note in law.notes)
 
 
 def test_forms_are_compared_as_on_the_clean_ladder() -> None:

@@ -65,6 +65,40 @@ def test_tokens_that_nobody_gave_follow_the_runs(form, tmp_path) -> None:
         assert said == "the law holds at 160 tokens per parameter at such replicas, not at 80"
 
 
+def test_the_default_form_leaves_out_an_axis_that_follows_several() -> None:
+    """Weak scaling: tokens = 20 * params * replicas."""
+    law = fit_law(table(tokens=20 * PARAMS * REPLICAS), holdout=False)
+    assert law.form.axes == ("params", "replicas") and law.intervals == fit_law(table(), holdout=False).intervals
+    assert any("only along tokens = 20 * params * replicas, as in every run" in note for note in law.notes)
+    free = fit_law(table(tokens=20 * PARAMS * np.random.default_rng(1).choice([1, 2, 4.0], 24)), holdout=False)
+    assert set(free.form.axes) == {"params", "tokens", "replicas"}
+
+
+def test_three_runs_are_no_relation_to_two_axes() -> None:
+    columns = {"params": np.array([1e7, 1e8, 1e9]), "replicas": np.array([1.0, 4.0, 2.0])}
+    followed = {**columns, "tokens": np.array([2e8, 9e9, 2.5e10])}
+    assert relation("tokens", followed, ["params", "replicas"], 0.5).leaders == "params"
+    rows = {**followed, "loss": np.array([3.0, 2.6, 2.2])}
+    law = fit_law(rows, "A*params^a", holdout=False)
+    assert law.runs.tokens_per_param.powers == {}
+
+
+def test_a_relation_is_not_continued_beyond_what_the_runs_had() -> None:
+    law = fit_law(table(tokens=PARAMS * 40 * (PARAMS / 3e7) ** -0.5), "A*params^a*replicas^b + floor", holdout=False)
+    assert recommend(law, 3e8, 4).tokens == pytest.approx(3e8 * 40 / 10**0.5, rel=1e-3)
+    answer = recommend(law, 1e11, 4)
+    assert answer.tokens == pytest.approx(4e11, rel=1e-3)
+    (said,) = [sentence for sentence in answer.warnings if sentence.startswith("tokens are taken")]
+    assert said == (
+        "tokens are taken as 4 per parameter, the least of the law's runs (4 to 40): their relation to params would "
+        "give 0.693 here, which none of them had"
+    )
+    for ratio, outside in ((10, False), (40, False), (4, False), (1, True), (100, True)):
+        warnings = recommend(law, 1e11, 4, tokens=ratio * 1e11).warnings
+        assert (f"the law holds at 4 to 40 tokens per parameter, not at {ratio}" in warnings) == outside
+    assert any("at such params, not at 40" in warning for warning in recommend(law, 1e9, 4, tokens=4e10).warnings)
+
+
 def test_a_few_percent_are_no_relation() -> None:
     law = fit_law(table(tokens=PARAMS * (50 + 2 * np.log10(PARAMS / 3e7))), "A*params^a + floor", holdout=False)
     assert law.runs.tokens_per_param.powers == {} and recommend(law, 1e9).tokens == pytest.approx(52e9, rel=0.05)

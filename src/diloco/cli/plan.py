@@ -130,7 +130,7 @@ def _like_article(options: PlanOptions) -> int:
 
 def _like_table(options: PlanOptions) -> int:
     if not Path(options.like).is_file():
-        raise BadInput(f"--like is {options.like}, which is no file: give {ARTICLE}, or a CSV file of needed bandwidths")
+        raise BadInput(f"--like is {options.like}, which is no file: give {ARTICLE}, or a CSV of needed bandwidths")
     _refuse_others(options, "a table, of which only --sync-every is asked", "sync_every")
     from diloco.cli.plan_table import table_record, table_text
     from diloco.plan.method_names import PAPER_SYNC_EVERY

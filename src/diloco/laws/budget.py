@@ -55,15 +55,23 @@ class TokenRatio:
     def __str__(self) -> str:
         return f"{self.middle:.3g}" if self.is_one else f"{self.low:.3g} to {self.high:.3g}"
 
-    def at(self, point: Mapping[str, float]) -> float | None:
+    def continued(self, point: Mapping[str, float]) -> float | None:
         """What the runs' relation comes to at `point`; None where there is none, or it needs more than `point` says."""
         if not self.powers or not set(self.powers) <= set(point):
             return None
         return self.factor * math.prod(point[name] ** power for name, power in self.powers.items())
 
-    def has(self, ratio: float, point: Mapping[str, float]) -> bool:
-        """Whether the runs had this ratio at such a point, or some under and some over it."""
-        followed = self.at(point)
+    def at(self, point: Mapping[str, float]) -> float | None:
+        """The same, within what the runs had: no relation holds for ever."""
+        followed = self.continued(point)
+        return None if followed is None else min(max(followed, self.low), self.high)
+
+    def has(self, ratio: float, point: Mapping[str, float], beyond: bool = False) -> bool:
+        """Whether the runs had this ratio at such a point, or some under and some over it.
+
+        `beyond` the runs' sizes their relation is a guess, so that any ratio that they had is as good.
+        """
+        followed = None if beyond else self.at(point)
         if followed is not None:
             return abs(math.log(ratio / followed)) <= ON_RELATION
         return self.low * math.exp(-ONE_RATIO) <= ratio <= self.high * math.exp(ONE_RATIO)
@@ -101,8 +109,13 @@ def tokens_of(
     if ratio is None:
         why = f"a rule of thumb: {whose} do not say"
         return RULE_OF_THUMB * params, [f"tokens are taken as {RULE_OF_THUMB:g} per parameter, {why}"]
-    followed = ratio.at(_point(params, replicas))
-    if followed is not None:
+    point = _point(params, replicas)
+    followed, continued = ratio.at(point), ratio.continued(point)
+    if followed and continued and abs(math.log(followed / continued)) > ON_RELATION:
+        end = "least" if followed > continued else "most"
+        why = f"the {end} of {whose} ({ratio}): their relation to {' and '.join(ratio.powers)} would give "
+        why += f"{continued:.3g} here, which none of them had"
+    elif followed is not None:
         why = f"which goes with {' and '.join(ratio.powers)} in {whose} ({ratio})"
     else:
         why = f"as in {whose}" if ratio.is_one else f"the middle of {whose} ({ratio})"
@@ -111,14 +124,21 @@ def tokens_of(
     return per_param * params, [f"tokens are taken as {per_param:.3g} per parameter, {why}{some}"]
 
 
-def other_ratio(name: str, ratio: TokenRatio | None, point: Mapping[str, float]) -> list[str]:
-    """Where a law called `name`, which does not know tokens, is asked about more or fewer than its runs had."""
+def other_ratio(
+    name: str, ratio: TokenRatio | None, point: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]
+) -> list[str]:
+    """Where a law called `name`, which does not know tokens, is asked about more or fewer than its runs had.
+
+    `ranges` are those of the runs, per axis.
+    """
     if ratio is None or not {"params", "tokens"} <= set(point):
         return []
     asked = point["tokens"] / point["params"]
-    if ratio.has(asked, point):
+    known = {axis: point[axis] / np.clip(point[axis], *ranges[axis]) for axis in {*point} & {*ranges} & {*ratio.powers}}
+    beyond = any(abs(math.log(times)) > ONE_RATIO for times in known.values())
+    if ratio.has(asked, point, beyond):
         return []
-    followed = ratio.at(point)
+    followed = None if beyond else ratio.at(point)
     here = f"{ratio}" if followed is None else f"{followed:.3g}"
     such = "" if followed is None else f" at such {' and '.join(ratio.powers)}"
     return [f"{name} holds at {here} tokens per parameter{such}, not at {asked:.3g}"]

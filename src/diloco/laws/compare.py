@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from diloco.errors import BadInput
-from diloco.laws.arguments import of_type
+from diloco.laws.arguments import named, of_type
 from diloco.laws.axes import COUNTING_AXES, LOSS, TOKENS_PER_PARAM
 from diloco.laws.fit import fit_law, general_axes
 from diloco.laws.forms import Form, names, resolve
@@ -20,6 +20,7 @@ from diloco.laws.law import Law
 from diloco.laws.notes import percent
 from diloco.laws.report import finite
 from diloco.laws.rows import Rows, read_rows
+from diloco.laws.unfitted import WATCHED
 
 TOLERANCE = 1.5
 """Forms whose hold-out error is within this factor of the best cannot be told apart by it."""
@@ -78,7 +79,11 @@ def compare_forms(
     forms = [forms] if isinstance(forms, (str, Form)) else forms
     for form in forms:
         of_type("forms", form, (str, Form), "names, expressions or Forms")
-    asked = list(forms) or _applicable(rows, target)
+    if not (asked := list(forms) or _applicable(rows, target)):
+        raise BadInput(
+            f"no form has its axes in these rows: of {', '.join(WATCHED)}, none varies by itself; give an expression "
+            f"over their columns, as in {named('form', 'A*flops^a + floor')}"
+        )
     laws, left_out = [], {}
     for form in asked:
         try:

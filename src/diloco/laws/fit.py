@@ -23,6 +23,7 @@ from diloco.laws.misfits import misfits
 from diloco.laws.model import bind, limits
 from diloco.laws.problem import Problem, Solution, is_exact
 from diloco.laws.quantile import t_quantile
+from diloco.laws.relations import ON_RELATION, relations
 from diloco.laws.robust import fit_problem
 from diloco.laws.rows import Rows, read_rows
 from diloco.laws.spread import COLLINEAR, moves_with
@@ -161,12 +162,13 @@ def _refuse_beyond_numbers(rows: Rows, target: str) -> None:
 
 
 def general_axes(rows: Rows, target: str = ax.LOSS) -> list[str]:
-    """The axes that `power` and `power-floor` take: what varies, less what merely follows what is already taken."""
+    """The axes that `power` and `power-floor` take: what varies, less what merely follows one or several of them."""
     taken: list[str] = []
     for axis in rows.varying([name for name in ax.INPUTS if name != target and name in WATCHED]):
         if all(abs(moves_with(rows.column(axis), rows.column(other))) < COLLINEAR for other in taken):
             taken.append(axis)
-    return taken
+    follow = {found.axis for found in relations({a: rows.column(a) for a in taken}) if found.off <= ON_RELATION}
+    return [axis for axis in taken if axis not in follow]
 
 
 def _notes(
@@ -191,8 +193,10 @@ def _notes(
     notes += [] if exact else say.rival_note(solution.rival_rows, solution.outlier_z, rows)
     if held and held.impossible:
         notes.append(say.no_holdout_note(held))
-    notes += [str(misfit) for misfit in misfits(form.size_axis, runs.columns, solution.outlier_z)]
-    notes += say.set_aside_notes(held, solution.outlier_z, rows) if held else []
+    found = misfits(form.size_axis, runs.columns, solution.outlier_z)
+    notes += [str(misfit) for misfit in found]
+    doubted = {run for misfit in found for run in misfit.runs}
+    notes += say.set_aside_notes(held, solution.outlier_z, doubted, rows) if held else []
     if held and not exact:
         surprising_z = t_quantile(1 - _SURPRISE / (2 * len(rows)), solution.dof - 1)
         notes += say.holdout_notes(held, set(solution.outlier_z), target, surprising_z)

@@ -17,12 +17,9 @@ from diloco.laws.misfits import doubtful
 from diloco.laws.problem import EXACT_NOISE, Problem, Solution, variance_along
 from diloco.laws.quantile import t_quantile
 from diloco.laws.robust import fit_problem
-from diloco.laws.spread import is_level, levels, up_to
+from diloco.laws.spread import coarse_levels, is_level, levels, up_to
 
 _MOST_SPLITS = 3
-_MOST_LEVELS = 12
-"""Of the size axis; a finer one is cut at quantiles."""
-
 _LEAST_LEVELS = 3
 """Sizes that a law trained on fewer of them cannot extrapolate from."""
 
@@ -87,9 +84,12 @@ def hold_out(
     size_N = columns[axis]
     doubts = doubtful(axis, columns, solution.outlier_z)
     aside = tuple(run for run in sorted(solution.outlier_z) if run not in doubts)
+    largest = {*np.flatnonzero(is_level(size_N, size_N.max())).tolist()}
+    if largest <= {*aside}:  # which leaves no test of the largest size
+        aside = tuple(run for run in aside if run not in largest)
     logs_NA = np.log(np.stack([columns[axis] for axis in problem.model.form.axes], axis=1))
     splits = []
-    for edge in _edges(size_N)[-2::-1][:_MOST_SPLITS]:
+    for edge in coarse_levels(size_N)[-2::-1][:_MOST_SPLITS]:
         small_N = up_to(size_N, edge)
         if problem.weights_N[small_N].sum() > problem.free and levels(size_N[small_N]).size >= _LEAST_LEVELS:
             splits.append(_split(problem, logs_NA, small_N, float(edge), aside, level))
@@ -112,13 +112,6 @@ def inside_share(split: Split, target_N: np.ndarray, without: Collection[int] = 
     return float(
         ((np.minimum(low, value / rounding) <= target) & (target <= np.maximum(high, value * rounding))).mean()
     )
-
-
-def _edges(size_N: np.ndarray) -> np.ndarray:
-    found = levels(size_N)
-    if found.size <= _MOST_LEVELS:
-        return found
-    return levels(np.quantile(size_N, np.linspace(0, 1, _MOST_LEVELS + 1)[1:], method="lower"))
 
 
 def _split(

@@ -114,8 +114,9 @@ class HyperparameterLaws:
 def load_hyperparameters(path: str | Path) -> HyperparameterLaws:
     """What `HyperparameterLaws.save` wrote. Raises BadInput where it is something else."""
     record = lawfile.read_json(path)
-    if record.get("kind") != KIND or record.get("version") != lawfile.VERSION:
-        raise BadInput(f"{path} holds no hyperparameter laws of version {lawfile.VERSION}: fit them again")
+    if record.get("kind") != KIND:
+        raise BadInput(f"{path} holds no hyperparameter laws: name a file that `diloco fit --hyperparameters` wrote")
+    lawfile.refuse_version(path, record)
     with lawfile.told_as_damage(path), lawfile.unchanged(record):
         laws = HyperparameterLaws(
             optima=tuple(build(BestRun, best, "rates.optima") for best in record["optima"]),

@@ -81,7 +81,9 @@ class _Pull:
             leverage = np.diag(hat)[worst]
             spread = np.sqrt(1 + max(leverage / max(1 - leverage, 1e-9), 0))
             z = error_N[worst] / max(self._noise_without(rows, solved) * spread, EXACT_NOISE)
-        return Influence(what, index, float(100 * np.expm1(error_N[worst])), float(z), self._in_errors(move_P))
+        with np.errstate(over="ignore"):
+            error_pct = float(100 * np.expm1(error_N[worst]))
+        return Influence(what, index, error_pct, float(z), self._in_errors(move_P))
 
     def _noise_without(self, rows: np.ndarray, solved: np.ndarray) -> float:
         left = max((self.residual_N**2).sum() - self.residual_N[rows] @ solved, 0.0)

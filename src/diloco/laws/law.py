@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diloco.errors import BadInput
-from diloco.laws.arguments import counted, mapping, one_number, positive, sane_level
+from diloco.laws.arguments import counted, mapping, named, one_number, positive, sane_level
 from diloco.laws.axes import TOKENS_PER_PARAM
-from diloco.laws.budget import FLOPS_PER_PARAM_TOKEN, TokenRatio, other_ratio
+from diloco.laws.budget import FLOPS_PER_PARAM_TOKEN, ONE_RATIO, TokenRatio, other_ratio
 from diloco.laws.certify import Certificate
 from diloco.laws.forms import Form
 from diloco.laws.holdout import HoldOut
@@ -191,6 +191,7 @@ class Law:
                 f"law.curve takes arrays"
             )
         point = {axis: one_number(axis, value) for axis, value in point.items()}
+        _refuse_two_ratios(point)
         with np.errstate(over="ignore", invalid="ignore"):
             curve = self.curve(point)
         if not np.isfinite(curve.value) or np.isinf(curve.high) or np.isinf(curve.new_high):
@@ -223,7 +224,7 @@ class Law:
         if self.knows_tokens:
             return found + self.unused({axis: value for axis, value in given.items() if axis not in _SAYS_TOKENS})
         of_tokens = self.runs.tokens_per_param and {"params", "tokens"} <= set(given)
-        found += other_ratio("the law", self.runs.tokens_per_param, given)
+        found += other_ratio("the law", self.runs.tokens_per_param, given, self.runs.ranges)
         return found + self.unused({axis: value for axis, value in given.items() if axis != "tokens" or not of_tokens})
 
     @property
@@ -284,6 +285,17 @@ class Law:
         from diloco.laws.lawfile import save
 
         save(self, path)
+
+
+def _refuse_two_ratios(point: Mapping[str, float]) -> None:
+    """Raises BadInput for tokens and tokens per parameter that say different things."""
+    if {"params", "tokens", TOKENS_PER_PARAM} <= {name for name, value in point.items() if value > 0}:
+        ratio = point["tokens"] / point["params"]
+        if not np.exp(-ONE_RATIO) <= ratio / point[TOKENS_PER_PARAM] <= np.exp(ONE_RATIO):
+            raise BadInput(
+                f"tokens_per_param {point[TOKENS_PER_PARAM]:g} beside {named('tokens', point['tokens'])}, which are "
+                f"{ratio:.4g} per parameter: give one of them"
+            )
 
 
 def _axes(form: Form) -> str:

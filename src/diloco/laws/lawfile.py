@@ -59,11 +59,23 @@ def load(path: str | Path) -> Law:
         BadInput: no such file, or not a law of a version known here.
     """
     record = read_json(path)
-    if record.get("kind") != KIND or record.get("version") != VERSION:
-        held = f"{record.get('kind', 'no kind')}, version {record.get('version', 'unknown')}"
-        raise BadInput(f"{path} is no law of version {VERSION} ({held}): name a file that `diloco fit --out` wrote")
+    if record.get("kind") != KIND:
+        held = record.get("kind", "no kind")
+        raise BadInput(f"{path} is no law ({held}): name a file that `diloco fit --out` wrote")
+    refuse_version(path, record)
     with told_as_damage(path), unchanged(record):
         return from_json(record)
+
+
+def refuse_version(path: str | Path, record: dict[str, Any]) -> None:
+    """Raises BadInput for a file of another version than this release writes."""
+    version = record.get("version")
+    if version == VERSION and not isinstance(version, bool):
+        return
+    whole = isinstance(version, int) and not isinstance(version, bool)
+    which = ("an older" if version < VERSION else "a newer") if whole else "another"
+    held = f"version {version}" if whole else "of no version that is known"
+    raise BadInput(f"{path} was written by {which} release ({held}, this one reads {VERSION}): fit the rows again")
 
 
 @contextmanager

@@ -1,29 +1,28 @@
 """Where the runs that a fit left out lie together: there the law may be what is wrong, and not the runs.
 
-Runs that went wrong lie anywhere. Runs of one level of an axis, or of the far end of it, that are left out together say
+Runs that went wrong lie anywhere. More of them at one level of an axis, or at its far end, than chance puts there say
 that the form does not hold there, so that a law must not be spared the test on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
-from diloco.laws.spread import from_level, is_level, levels
+from diloco.laws.spread import coarse_levels, from_level, is_level, levels
 
-_MOST_LEFT_OUT = 0.5
-"""Of the runs of a level or beyond; more, and they were not left out for their own sake."""
-
-_MOST_OF_LARGER = 2 / 3
-"""The same among those from a size on, where it takes more: two of three may be chance."""
+_CHANCE = 0.02
+"""Of naming any place where runs were left out without regard to where they lie, over all the places looked at."""
 
 _SEVERAL = 2
 """Runs left out from which on they can be a pattern."""
 
-_ALIKE, _SHARE_ALIKE = 3, 0.75
-"""Runs left out at one level, and their share of all that were, from which on they are hardly there by chance."""
+_DRAWS = 4000
+"""Of as many runs at random as were left out; where there are no more ways to draw them, each way once."""
 
 
 @dataclass(frozen=True)
@@ -55,59 +54,79 @@ class Misfit:
 
 
 def misfits(size_axis: str, columns: Mapping[str, np.ndarray], left_out: Collection[int]) -> tuple[Misfit, ...]:
-    """The levels, of any axis, at which runs were left out together; of several on one axis the fullest."""
+    """The levels at which runs were left out together; of several on one axis the one that chance explains least.
+
+    Each place is judged by the hypergeometric chance of as many there, and that against the least such chance of runs
+    drawn at random: so it is known how rare it is to find any, however many places there are and overlap.
+    """
     out_N = _flags(columns, left_out)
-    found = []
-    for axis, values in columns.items():
-        on_axis = [
-            _misfit(axis, values, level, out_N, beyond)
-            for level in levels(values[out_N])
-            for beyond in (False, True)
-            if _together(columns[size_axis], values, level, out_N, beyond, axis == size_axis)
-        ]
-        found += sorted(on_axis, key=lambda misfit: (-len(misfit.runs), misfit.beyond))[:1]
-    return tuple(found)
+    places = list(_places(size_axis, columns)) if out_N.sum() >= _SEVERAL else []
+    if not places:
+        return ()
+    groups_GN = np.stack([group_N for *_, group_N in places])
+    chance_G, rare_G = _chances(groups_GN, out_N)
+    found: dict[str, tuple[tuple, Misfit]] = {}
+    for (axis, level, beyond, _), chance, rare in zip(places, chance_G, rare_G, strict=True):
+        if rare:
+            misfit = _misfit(axis, columns[axis], level, out_N, beyond)
+            rank = (chance, -len(misfit.runs), beyond)
+            found[axis] = min(found.get(axis, (rank, misfit)), (rank, misfit), key=lambda item: item[0])
+    return tuple(found[axis][1] for axis in columns if axis in found)
 
 
 def doubtful(size_axis: str, columns: Mapping[str, np.ndarray], left_out: Collection[int]) -> frozenset[int]:
-    """The runs left out that test the law all the same.
+    """The runs left out that test the law all the same: those that `misfits` names."""
+    return frozenset(run for misfit in misfits(size_axis, columns, left_out) for run in misfit.runs)
 
-    On each axis, those of a level from which on more runs were left out than stayed; and those of a level, or from a
-    level on, of which from some size on several and more than two thirds were left out.
+
+def _places(size_axis: str, columns: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float, bool, np.ndarray]]:
+    """Axis, level, whether larger values count too, and its runs (n,) bool.
+
+    Of the size axis the far end alone; of others each level, and from each on, in all sizes or in the largest few.
     """
-    out_N = _flags(columns, left_out)
-    size_N, found = columns[size_axis], set()
+    size_N = columns[size_axis]
+    sizes = coarse_levels(size_N)
     for axis, values in columns.items():
-        for level in levels(values[out_N]):
-            beyond_N = from_level(values, level)
-            if out_N[beyond_N].mean() > _MOST_LEFT_OUT:
-                found |= set(np.flatnonzero(out_N & is_level(values, level)))
-            for group_N in (beyond_N, is_level(values, level)) if axis != size_axis else ():
-                if from_size := _from_size(size_N, group_N, out_N):
-                    found |= set(np.flatnonzero(out_N & is_level(values, level) & from_level(size_N, from_size)))
-    return frozenset(int(run) for run in found)
+        found = coarse_levels(values)
+        for level in found[1:] if axis == size_axis else found if found.size > 1 else ():
+            most = bool(is_level(found[-1], level))
+            for beyond in (not most,) if axis == size_axis else (False,) if most else (False, True):
+                group_N = from_level(values, level) if beyond else is_level(values, level)
+                for size in sizes[:1] if axis == size_axis else sizes[:-1]:
+                    yield axis, float(level), beyond, group_N & from_level(size_N, size)
 
 
-def _from_size(size_N: np.ndarray, group_N: np.ndarray, out_N: np.ndarray) -> float | None:
-    """The least size from which on most runs of a group, and several, were left out; None where there is none."""
-    for size in levels(size_N[group_N & out_N]):
-        larger_N = group_N & from_level(size_N, size)
-        if out_N[larger_N].sum() >= _SEVERAL and out_N[larger_N].mean() > _MOST_OF_LARGER:
-            return float(size)
-    return None
+def _chances(groups_GN: np.ndarray, out_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(g,): chance of as many left out in each group, and whether any group is that unlikely in few draws only."""
+    rows, out = len(out_N), int(out_N.sum())
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, rows + 1)))])
+
+    def log_ways(of: np.ndarray, some: np.ndarray) -> np.ndarray:
+        possible = (some >= 0) & (some <= of)
+        some = np.clip(some, 0, of)
+        return np.where(possible, log_factorial[of] - log_factorial[some] - log_factorial[of - some], -np.inf)
+
+    members_G, count = groups_GN.sum(axis=1)[:, None], np.arange(out + 1)
+    ways = log_ways(members_G, count) + log_ways(rows - members_G, out - count)
+    exactly = np.exp(ways - log_ways(np.array(rows), np.array(out)))
+    at_least_GK = exactly[:, ::-1].cumsum(axis=1)[:, ::-1]
+    at_least_GK[:, :_SEVERAL] = 1
+    place_G = np.arange(len(groups_GN))
+    chance_G = at_least_GK[place_G, groups_GN @ out_N.astype(int)]
+    drawn_DG = (_draws(rows, out).astype(np.float32) @ groups_GN.T.astype(np.float32)).astype(int)
+    least_D = np.sort(at_least_GK[place_G, drawn_DG].min(axis=1))
+    return chance_G, np.searchsorted(least_D, chance_G * (1 + 1e-9), side="right") / len(least_D) <= _CHANCE
 
 
-def _together(
-    size_N: np.ndarray, values: np.ndarray, level: float, out_N: np.ndarray, beyond: bool, is_size: bool
-) -> bool:
-    at_N = is_level(values, level)
-    group_N = from_level(values, level) if beyond else at_N
-    count = int((group_N & out_N).sum())
-    if count < _SEVERAL or (beyond and count == int((at_N & out_N).sum())) or levels(values).size < _SEVERAL:
-        return False
-    if out_N[group_N].mean() > _MOST_LEFT_OUT or (not is_size and _from_size(size_N, group_N, out_N)):
-        return True
-    return not beyond and count >= _ALIKE and count >= _SHARE_ALIKE * out_N.sum()
+def _draws(rows: int, out: int) -> np.ndarray:
+    """(d, rows) bool, with `out` chosen in each."""
+    if math.comb(rows, out) <= _DRAWS:
+        chosen = np.array(list(combinations(range(rows), out)))
+    else:
+        chosen = np.random.default_rng(0).random((_DRAWS, rows)).argpartition(out - 1, axis=1)[:, :out]
+    drawn = np.zeros((len(chosen), rows), dtype=bool)
+    np.put_along_axis(drawn, chosen, True, axis=1)
+    return drawn
 
 
 def _misfit(axis: str, values: np.ndarray, level: float, out_N: np.ndarray, beyond: bool) -> Misfit:

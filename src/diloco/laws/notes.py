@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -143,8 +143,11 @@ def rival_note(rival_rows: tuple[int, ...], left_out: dict[int, float], rows: Ro
     return [f"without {which} {instead}, which so few runs cannot settle: the intervals hold both readings"]
 
 
-def set_aside_notes(holdout: HoldOut, left_out: Iterable[int], rows: Rows) -> list[str]:
-    """Which runs that the fit left out are no test of it, with both errors; and which are one all the same."""
+def set_aside_notes(holdout: HoldOut, left_out: Iterable[int], doubted: Collection[int], rows: Rows) -> list[str]:
+    """Which runs that the fit left out are no test of it, with both errors; and which are one all the same.
+
+    `doubted` are those where the law may be what is wrong.
+    """
     notes = []
     tested = {i for split in holdout.splits for i in split.runs}
     if aside := sorted(tested & {*holdout.set_aside}):
@@ -155,11 +158,15 @@ def set_aside_notes(holdout: HoldOut, left_out: Iterable[int], rows: Rows) -> li
             f"{counted(count, 'split')} the law is {percent(holdout.error_pct)} off the other larger runs and "
             f"{percent(with_all)} with {'that one' if len(aside) == 1 else 'those'}"
         )
-    if counted_in := sorted((tested & {*left_out}) - {*holdout.set_aside}):
-        notes.append(
-            f"the hold-out counts {rows.named(counted_in)} all the same: at their place, or from there on, the fit "
-            "left out most runs, so that the law may be what is wrong there"
-        )
+    counted_in = (tested & {*left_out}) - {*holdout.set_aside}
+    for which, why in (
+        (counted_in & {*doubted}, "there the law may be what is wrong"),
+        (counted_in - {*doubted}, f"nothing else was run at the largest {holdout.size_axis}"),
+    ):
+        if which:
+            notes.append(
+                f"the hold-out counts {rows.named(sorted(which))}, which the fit left out, all the same: {why}"
+            )
     return notes
 
 

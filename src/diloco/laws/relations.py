@@ -60,10 +60,15 @@ def listed(names: Sequence[str]) -> str:
 
 
 def relation(axis: str, columns: Mapping[str, np.ndarray], leaders: Sequence[str], share: float) -> Relation | None:
-    """How `axis` follows those of `leaders` that move it; None where they explain less than `share` of its variance."""
+    """How `axis` follows those of `leaders` that move it; None where they explain less than `share` of its variance.
+
+    With too few runs to tell several leaders apart, the nearest one alone.
+    """
     y = np.log(columns[axis])
     spread = float(y.std())
     kept = [name for name in leaders if np.ptp(np.log(columns[name])) > 0]
+    if len(kept) > 1 and len(y) - len(kept) - 1 < _LEAST_DOF:
+        kept = [max(kept, key=lambda name: abs(moves_with(columns[name], columns[axis])))]
     while kept and spread > 0:
         logs = np.stack([np.log(columns[name]) for name in kept], axis=1)
         middle = logs.mean(axis=0)
@@ -86,9 +91,7 @@ def relations(columns: Mapping[str, np.ndarray]) -> list[Relation]:
     # Tokens are set by the size and the replicas, and not they by it.
     for axis, values in sorted(columns.items(), key=lambda item: item[0] in ("tokens", TOKENS_PER_PARAM)):
         near = [name for name in free if abs(moves_with(columns[name], values)) > COLLINEAR][:1]
-        spare = len(values) - len(free) - 1 >= _LEAST_DOF
-        leaders = near or (free if len(free) > 1 and spare else [])
-        follows = relation(axis, columns, leaders, COLLINEAR**2)
+        follows = relation(axis, columns, near or (free if len(free) > 1 else []), COLLINEAR**2)
         if follows:
             found.append(follows)
         else:

@@ -188,6 +188,7 @@ def read_rows(
         were = "was left out" if len(problems) == 1 else "were left out"
         note = rows._listed(problems).replace("cannot be used", were)
         rows = replace(rows.take(i for i in range(len(rows)) if i not in dropped), notes=(*rows.notes, note))
+    rows = _without_contradiction(rows)
     pool = [pool] if isinstance(pool, str) else list(pool)
     if unknown := [name for name in pool if name not in ax.GROUPS]:
         raise BadInput(
@@ -308,20 +309,40 @@ def _bad_axis(rows: Rows, index: int) -> str:
             return _why(value, name)
         if name in ax.AXES and value and (value < 1 / MOST or value > MOST):
             return f"{name} is {value:g}, which no run has"
-    return _contradiction(rows, index)
+    return ""
 
 
-def _contradiction(rows: Rows, index: int) -> str:
-    """Two columns of a row that cannot both be right; a size may be nominal, and counted in any of the ways."""
+def _without_contradiction(rows: Rows) -> Rows:
+    """With a note on columns that differ about one thing: people count sizes and tokens in more ways than we know.
+
+    Tokens per parameter are then those of tokens and params, where all rows have both.
+    """
+    told = [(i, *found) for i in range(len(rows)) if (found := _contradiction(rows, i))]
+    notes, numbers = list(rows.notes), rows.numbers
+    for column in dict.fromkeys(column for _, column, _ in told):
+        where = [i for i, name, _ in told if name == column]
+        reason = next(reason for _, name, reason in told if name == column)
+        derived = column == ax.TOKENS_PER_PARAM and all(
+            name in numbers and not rows.unusable(name) for name in ("tokens", "params")
+        )
+        numbers = {name: values for name, values in numbers.items() if not (derived and name == column)}
+        used = "tokens and params are used" if derived else "each column is used as it stands"
+        also = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        notes.append(f"{rows.label(where[0])}{also}: {reason}: {used}")
+    return replace(rows, numbers=numbers, notes=tuple(dict.fromkeys(notes)))
+
+
+def _contradiction(rows: Rows, index: int) -> tuple[str, str] | None:
+    """The column of a row that differs from others, and how; a size may be nominal, and counted in any of the ways."""
     found = {name: float(values[index]) for name, values in rows.numbers.items() if _usable(values[index])}
     sizes = [found[name] for name in ax.SIZES if name in found]
     tokens, ratio = found.get("tokens"), found.get(ax.TOKENS_PER_PARAM)
     if tokens and ratio and sizes and min(abs(math.log(tokens / ratio / size)) for size in sizes) > _NOMINAL:
-        return f"tokens_per_param is {ratio:g}, and tokens over params are {tokens / sizes[0]:.4g}"
+        return ax.TOKENS_PER_PARAM, f"tokens_per_param is {ratio:g}, and tokens over params are {tokens / sizes[0]:.4g}"
     for part in ax.SIZES[1:]:
         if part in found and found[part] > found.get("params", math.inf) * math.exp(_NOMINAL):
-            return f"{part} is {found[part]:g}, more than params, {found['params']:g}"
-    return ""
+            return part, f"{part} is {found[part]:g}, more than params, {found['params']:g}"
+    return None
 
 
 def _unreadable(rows: Rows, name: str, index: int) -> str:

@@ -95,7 +95,7 @@ def _tokens(params: float, tokens: float | None, further: Mapping[str, float]) -
 def _paper(params: float, replicas: float, tokens: float | None) -> Recommendation:
     law = pub.paper_law()
     asked = {"params": params} | ({} if tokens is None else {"tokens": tokens})
-    others = other_ratio("the paper's law", law.runs.tokens_per_param, asked)
+    others = other_ratio("the paper's law", law.runs.tokens_per_param, asked, law.runs.ranges)
     tokens, where_from = tokens_of(params, tokens, law.runs.tokens_per_param, "the paper's runs")
     refit = law.predict(params=params, replicas=replicas)
     value = pub.published_law("paper:table10:loss:joint").predict(params, replicas)

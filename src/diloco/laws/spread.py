@@ -13,11 +13,22 @@ COLLINEAR = 0.98
 _SAME_LEVEL = 1e-6
 """Difference of logs."""
 
+_MOST_LEVELS = 12
+"""Of an axis; a finer one is cut at quantiles."""
+
 
 def levels(values: np.ndarray) -> np.ndarray:
     """The different values of an axis, ascending; values closer than rounding are one."""
     ordered = np.sort(values)
     return ordered[np.diff(np.log(ordered), prepend=-np.inf) > _SAME_LEVEL]
+
+
+def coarse_levels(values: np.ndarray) -> np.ndarray:
+    """The same, but of an axis with many only some, at quantiles, the largest among them."""
+    found = levels(values)
+    if found.size <= _MOST_LEVELS:
+        return found
+    return levels(np.quantile(values, np.linspace(0, 1, _MOST_LEVELS + 1)[1:], method="lower"))
 
 
 def is_level(values: np.ndarray, level: float) -> np.ndarray:
