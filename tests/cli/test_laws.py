@@ -42,6 +42,9 @@ from diloco.laws import fit_law
         ("predict --params 1e9 --level 0", ("--level is 0.0 and law is paper",)),
         ("predict --params 1e9 --replicas nan", ("--replicas nan must be a number above 0",)),
         ("predict --params 1e9 --tokens 0", ("--tokens 0 must be",)),
+        ("predict --params 1e9 --replicas 0.5", ("--replicas 0.5 counts things: give 1 or more",)),
+        ("advise --params 0.1", ("--params 0.1 counts things: give 1 or more",)),
+        ("next-runs --law paper --params 1e10 --budget 1e21 --tokens 0.3", ("--tokens 0.3 counts things",)),
         ("predict --law paper:table10:loss:joint --params 1e9 --replicas -1", ("--replicas -1 must be",)),
         ("advise --params 1e9 --tokens inf", ("--tokens inf must be",)),
         (

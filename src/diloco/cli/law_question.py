@@ -62,11 +62,11 @@ class Question(Common):
 
 def ask(kind: type[Q], arguments: Sequence[str], verb: str) -> Q:
     """The question in `arguments`. Raises BadInput for one that no law has an answer to."""
-    from diloco.laws.arguments import positive, speaking_flags
+    from diloco.laws.arguments import at_least_one, speaking_flags
 
     question = parse(kind, plain_numbers(gather_pairs(arguments, ("--at",)), _COUNTS), verb)
     with speaking_flags():
         for name in _OWN_OPTION:
             if getattr(question, name) is not None:
-                positive(name, getattr(question, name))
+                at_least_one(name, getattr(question, name))
     return question

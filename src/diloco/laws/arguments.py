@@ -109,6 +109,14 @@ def positive(argument: str, value: Any, most: float = MOST) -> float:
     return found
 
 
+def at_least_one(argument: str, value: Any) -> float:
+    """`positive`, of things that come in ones. Raises BadInput where there is less than one."""
+    found = positive(argument, value)
+    if found < 1:
+        raise BadInput(f"{named(argument, value)} counts things: give 1 or more")
+    return found
+
+
 def sane_level(level: Any) -> float:
     """`level`, where it can be one of an interval.
 

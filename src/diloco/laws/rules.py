@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco.errors import BadInput
 from diloco.laws import published as pub
-from diloco.laws.arguments import MOST, named, positive
+from diloco.laws.arguments import MOST, at_least_one, named, positive
 from diloco.laws.axes import AXES, TOKENS_PER_PARAM
 from diloco.laws.budget import other_ratio, tokens_of
 from diloco.laws.hyperparameters import HyperparameterLaws
@@ -61,7 +61,7 @@ def recommend(
     Raises:
         BadInput: an unknown rule, a number that is not above 0, a name that is no axis, or an axis that the law needs.
     """
-    params, replicas = positive("params", params), positive("replicas", replicas)
+    params, replicas = at_least_one("params", params), at_least_one("replicas", replicas)
     further = {name: positive(name, value) for name, value in further.items()}
     tokens = _tokens(params, tokens, further)
     if isinstance(rule, Law):
